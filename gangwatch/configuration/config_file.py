@@ -6,7 +6,7 @@ An invalid file is rejected as a whole, with file, key and reason. Durations are
 ::
 
     [cluster]     nodes = 1, slots, gpus = true, names, jobs_per_slot = 1,
-                  slot_memory_mib = 0
+                  slot_memory_mib = 0, mig = false
     [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
                   kubelet_socket, job_files, step_socket, kernel_log, rdma_excluded, gpu_burst = false,
                   kubelet_pods, step_folder, frame_readers, revoked_file, certificate_command, collectors,

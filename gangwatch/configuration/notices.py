@@ -72,6 +72,8 @@ def _without_effect(
         found.append((what, f"a quota for each queue, {_FAIR} and {_PREEMPT}"))
     if policy.power_budget_watts and policy.mode is Mode.OBSERVE:
         found.append(("policy.power_budget_watts: no limit is set in mode observe", 'controller.mode = "act"'))
+    if policy.mig and any(queue.cells for queue in policy.queues):
+        found.append(("policy.mig: no effect, because queues with cells get whole GPUs", "no cells of queues"))
     if slurm:
         return found + _without_effect_with_slurm(policy)
     if policy.power_budget_watts and not sets_power:
@@ -92,6 +94,8 @@ def _without_effect(
 
 def _without_effect_with_slurm(policy: Policy) -> list[tuple[str, str]]:
     found = []
+    if policy.mig:
+        found.append(("policy.mig: no effect: Slurm starts the jobs and divides the GPUs", "policy.mig = false"))
     if policy.learnt_memory:
         found.append(("policy.learnt_memory: no effect: Slurm starts the jobs", "policy.learnt_memory = false"))
     if policy.sharing is not Sharing.NONE:

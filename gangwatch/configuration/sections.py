@@ -43,6 +43,9 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     slot_memory_mib: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     """Device memory of each slot in MiB. The memory of all jobs on a slot must fit into it. 0: unknown, so jobs share
     slots whatever memory they need."""
+    mig: bool = False
+    """Whether gangwatch creates and destroys MIG instances on the GPUs of this machine, for `policy.mig`. MIG mode must
+    be on, and gangwatch must run as root. A job with whole GPUs then gets one instance with all slices of each."""
 
 
 class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -274,14 +274,19 @@ def _local_nodes(config: Config, planned: tuple[NodePlan, ...] | None) -> object
     node.
     """
     from gangwatch.supervisor.launcher import plan
-    from scheduler_feedback.backends.local.local_backend import LocalNode
+    from scheduler_feedback.backends.local.local_backend import LocalNode, LocalSettings
 
     cluster = config.cluster
     if cluster.nodes is None and cluster.names is None:
         config = msgspec.structs.replace(config, cluster=msgspec.structs.replace(cluster, nodes=1))
     nodes = plan(config) if planned is None else planned
     many, memory = cluster.jobs_per_slot, cluster.slot_memory_mib
-    return tuple(LocalNode(node.name, node.slots, node.devices, many, memory) for node in nodes)
+    found = tuple(LocalNode(node.name, node.slots, node.devices, many, memory) for node in nodes)
+    if not cluster.mig:
+        return LocalSettings(found)
+    from agent.sources.nvml.nvml_mig import MigGpus
+
+    return LocalSettings(found, MigGpus(config.agent.nvml_library))
 
 
 def limits_of(config: Config) -> Limits:

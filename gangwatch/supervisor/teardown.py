@@ -11,11 +11,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from agent.schema.errors import BackendError, GangwatchError
+from gangwatch.configuration.in_force import read_in_force
 from gangwatch.controller_client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
 from gangwatch.supervisor.daemon_ends import forget_ends
@@ -26,6 +27,9 @@ from scheduler_feedback.backends.local import local_processes, process_trees
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptUnknown
 from scheduler_feedback.core.job import StopReason
+
+if TYPE_CHECKING:
+    from scheduler_feedback.backends.local.mig_instances import MigDriver
 
 KILL_SECONDS = 15.0
 """Extra seconds to wait for the end of an attempt after its grace period. Shims kill within a second or two."""
@@ -212,15 +216,26 @@ def open_attempts(state: StateFolder) -> list[OpenAttempt]:
     return found
 
 
+def _mig_driver(state: StateFolder) -> MigDriver | None:
+    """Return the driver that destroys MIG instances; None if the attempts of the state folder have none."""
+    if not any((state.path / "mig").glob("*.json")):
+        return None
+    from agent.sources.nvml.nvml_mig import MigGpus
+
+    in_force = read_in_force(state)
+    return MigGpus(in_force.config.agent.nvml_library if in_force is not None else None)
+
+
 def _end_attempts(state: StateFolder, say: Say) -> int:
     """Stop attempts that still run, without a controller, after their grace period. Return their number."""
     from scheduler_feedback.backends.local.local_backend import LocalBackend  # only if no controller stopped them
 
-    attempts = open_attempts(state)
-    if not attempts:
+    attempts, mig = open_attempts(state), _mig_driver(state)
+    if attempts:
+        say(f"stopping {count(len(attempts), 'attempt')} without a controller")
+    elif mig is None:
         return 0
-    say(f"stopping {count(len(attempts), 'attempt')} without a controller")
-    backend = LocalBackend(state.path, ())
+    backend = LocalBackend(state.path, (), mig=mig)
     for one in attempts:
         try:
             backend.apply(
@@ -240,6 +255,8 @@ def _end_attempts(state: StateFolder, say: Say) -> int:
                 holding.discard((event.job_id, event.attempt))
         progress.say(f"waiting for {', '.join(sorted({job for job, _ in holding}))}")
         time.sleep(POLL_SECONDS)
+    if mig is not None:
+        backend.observe(())  # destroys what is left of their MIG instances
     if holding:
         raise GangwatchError(f"still running: {', '.join(f'{job} attempt {n}' for job, n in sorted(holding))}")
     return len(attempts)

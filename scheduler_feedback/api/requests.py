@@ -132,6 +132,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     latency_objective_seconds: _Seconds = 0.0
     dataset: _Words = ""
     dataset_gib: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    mig_profile: _Words = ""
 
     def spec(self) -> JobSpec:
         """Return the job specification. Raises RefusedError with the name of an invalid field."""
@@ -139,7 +140,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
             raise RefusedError(400, f"working_directory: {self.working_directory!r} is not an absolute path")
         for field, text in (
             *(("name", self.name), ("user", self.user), ("queue", self.queue), ("workload", self.workload)),
-            ("dataset", self.dataset),
+            *(("dataset", self.dataset), ("mig_profile", self.mig_profile)),
             *(("gpu_types", one) for one in self.gpu_types),
             *(("groups: role", group.role) for group in self.groups),
             *(("after: job_id", one.job_id) for one in self.after),

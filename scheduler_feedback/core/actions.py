@@ -23,6 +23,9 @@ class StartGang(msgspec.Struct, frozen=True):
     """Slot of each rank, in rank order."""
     reason: str = ""
     """Reason for the start, in words."""
+    mig_starts: tuple[int, ...] = ()
+    """First memory slice of each rank's MIG instance (`JobSpec.mig_profile`) on the GPU of its slot; empty: whole
+    slots."""
 
 
 class StopGang(msgspec.Struct, frozen=True):

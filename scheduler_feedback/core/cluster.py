@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from scheduler_feedback.core.mig import MigProfile
+
 
 class NodeState(StrEnum):
     """State of a node: healthy -> suspect -> quarantine -> (probe) -> probation -> healthy. Only an operator sets
@@ -113,6 +115,9 @@ class Node:
     """Maximum number of shareable jobs on one slot, as the backend reports it; 1: no job shares a slot."""
     slot_memory_mib: int = 0
     """Device memory of each slot in MiB; 0: unknown. The memory of all jobs on a slot fits into it."""
+    mig_profiles: tuple[MigProfile, ...] = ()
+    """Profiles of the MIG instances into which each GPU of the node can be divided, as the backend reports them; empty:
+    its GPUs cannot be divided now."""
     draining: bool = False
     """Whether restartable jobs are being moved off the node. Set only in maintenance."""
 

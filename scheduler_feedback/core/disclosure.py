@@ -81,6 +81,8 @@ RULES: dict[str, Rule] = {
     "JobSpec.throughput": NAME,
     "JobSpec.workload": NAME,
     "JobSpec.dataset": NAME,
+    "JobSpec.mig_profile": NAME,
+    "MigProfile.name": NAME,
     "JobSpec.constraint": NAME,
     "JobSpec.requests": NAME,
     "JobSpec.checkpoint_command": ARGUMENTS,

@@ -12,6 +12,7 @@ import msgspec
 
 from scheduler_feedback.core.cluster import Limit, Node
 from scheduler_feedback.core.job import HostedWait, JobSpec, Slot
+from scheduler_feedback.core.mig import MigProfile
 from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
@@ -107,6 +108,7 @@ class NodeSeen(msgspec.Struct, frozen=True):
     free: tuple[tuple[str, int], ...] = ()
     jobs_per_slot: int = 1
     slot_memory_mib: int = 0
+    mig_profiles: tuple[MigProfile, ...] = ()
 
 
 def as_seen(node: Node) -> NodeSeen:
@@ -129,6 +131,7 @@ def as_seen(node: Node) -> NodeSeen:
         node.free,
         node.jobs_per_slot,
         node.slot_memory_mib,
+        node.mig_profiles,
     )
 
 

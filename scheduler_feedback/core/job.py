@@ -211,6 +211,14 @@ class JobSpec(msgspec.Struct, frozen=True):
     `Policy.dataset_cache_gib`."""
     dataset_gib: float = 0.0
     """Size of that data on one node, in GiB."""
+    mig_profile: str = ""
+    """Profile of the MIG instance that each rank runs in, such as '2g.20gb'; '': it uses whole slots. Several ranks may
+    run in instances of one GPU. See `Policy.mig`."""
+
+    @property
+    def joins_slots(self) -> bool:
+        """Whether other jobs may hold the same slots: jobs that share them, or jobs in MIG instances beside its own."""
+        return self.shareable or bool(self.mig_profile)
 
     @property
     def unit(self) -> int:
@@ -403,3 +411,5 @@ class Job(msgspec.Struct):
     """Lowest limit that the newest attempt should get, because a lower one was seen to harm it; 0: any."""
     power_set_ns: int = 0
     """Time of the last change of the limit; 0 if it has not changed since the start of the attempt."""
+    mig_starts: tuple[int, ...] = ()
+    """First memory slice of the MIG instance of each rank of the newest attempt; empty: it uses whole slots."""

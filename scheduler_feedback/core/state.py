@@ -270,9 +270,16 @@ class Policy:
     """Speeds that are known beforehand: workload -> other workload on the same slot -> speed of the first, relative to
     its speed alone. Measured speeds replace them."""
 
+    mig: bool = False
+    """Whether the scheduler divides idle GPUs into MIG instances, and places jobs that ask for a profile in them."""
     power_budget_watts: float = 0.0
     """Maximum sum of the power limits of all busy GPUs and the power of idle ones, in watts; 0: none. The scheduler
     sets the limits of GPUs whose agents allow it (`agent.power_limits`)."""
+
+    @property
+    def divides(self) -> bool:
+        """Whether jobs get parts of slots: declared ones (`Sharing.divides`) or MIG instances."""
+        return self.mig or self.sharing.divides
 
     @property
     def start_seconds(self) -> float:
@@ -586,5 +593,7 @@ class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recen
     power_rates: dict[str, list[PowerRates]] = {}
     """Measured speeds at several power limits by job class, the class with the newest measurement last; see
     `policies/power`."""
+    mig_requests: dict[str, float] = {}
+    """Number of MIG instances that jobs have asked for, by profile; the older ones count less."""
     power_rise_ns: int = 0
     """Time at which a power limit may be raised that has changed a short time ago; 0: none is to be raised."""

@@ -5,7 +5,7 @@ A file is a table with a header. Column names of public files are accepted too:
 ========= ============================================================================================================
 node      ip (Alibaba's Lingjun), sn (Alibaba's OpenB)
 slots     gpu (OpenB); 8 if the file has none, as in a Lingjun host (Qian et al., SIGCOMM'24)
-gpu_type  model (OpenB)
+gpu_type  model (OpenB); a model of ``core.mig.MODELS``, such as A100-80GB, can be divided by MIG
 rack      ASW, the access switch (Lingjun)       spine   DSW, the core switch, and PSW, the pod's (Lingjun)
 rail, island, island_slots: as in ``NodeSeen``
 ========= ============================================================================================================
@@ -14,10 +14,14 @@ rail, island, island_slots: as in ``NodeSeen``
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+from msgspec import structs
 
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.mig import MODELS, MigProfile
 from scheduler_feedback.sim.table import CellError, Row, rows
 
 RACK_NODES = 32
@@ -53,6 +57,7 @@ def grid(
     gpu_type: str = "",
     jobs_per_slot: int = 1,
     slot_memory_mib: int = 0,
+    mig_profiles: tuple[MigProfile, ...] = (),
 ) -> tuple[NodeSeen, ...]:
     """Return `count` equal nodes. Sorting them by name sorts them by number."""
     digits, rack_digits = len(str(count - 1)), len(str((count - 1) // rack))
@@ -65,6 +70,7 @@ def grid(
             gpu_type=gpu_type,
             jobs_per_slot=jobs_per_slot,
             slot_memory_mib=slot_memory_mib,
+            mig_profiles=mig_profiles,
         )
         for number in range(count)
     )
@@ -91,22 +97,31 @@ def read(path: Path) -> tuple[NodeSeen, ...]:
     return tuple(found.values())
 
 
+def divisible(nodes: Iterable[NodeSeen], model: str) -> tuple[NodeSeen, ...]:
+    """Return the nodes with GPUs of a model that MIG can divide. Raises TraceError for an unknown model."""
+    if model not in MODELS:
+        raise TraceError(f"--mig {model}: unknown GPU model; use one of {', '.join(MODELS)}")
+    return tuple(structs.replace(node, mig_profiles=MODELS[model]) for node in nodes)
+
+
 def _node(row: Row) -> NodeSeen:
     name = _first(row, "node", "ip", "sn")
     if not name:
         raise row.wrong("node", "is missing (or one of ip, sn)")
     column = next((column for column in ("slots", "gpu") if row.text(column)), "")
+    gpu_type = _first(row, "gpu_type", "model")
     spine = row.text("spine") or "/".join(filter(None, (row.text("DSW"), row.text("PSW"))))
     return NodeSeen(
         name,
         row.count(column, 1) if column else DEFAULT_SLOTS,
         machine=name,
-        gpu_type=_first(row, "gpu_type", "model"),
+        gpu_type=gpu_type,
         spine=spine,
         rack=_first(row, "rack", "ASW"),
         rail=row.text("rail"),
         island=row.text("island"),
         island_slots=row.count("island_slots") if row.text("island_slots") else 0,
+        mig_profiles=MODELS.get(gpu_type, ()),
     )
 
 

@@ -202,7 +202,7 @@ class Machines:
         )
         for name in ranks:
             self.on_node.setdefault(name, {})[action.job_id] = gang
-        if spec.shareable:
+        if spec.joins_slots:
             for slot in gang.placement:
                 self.on_slot.setdefault(slot, {})[action.job_id] = gang
         self._join_links(action.job_id, gang, nodes, action.spec)
@@ -229,8 +229,8 @@ class Machines:
             self.datasets.left(gang.course.job.spec, gang.nodes)
         for link, _ in gang.flow.loads if gang.flow is not None else ():
             self.crossing[link].pop(job_id, None)
-        if gang.course.job.spec.shareable:
-            for slot in gang.placement:
+        if gang.course.job.spec.joins_slots:
+            for slot in dict.fromkeys(gang.placement):
                 gangs = self.on_slot[slot]
                 gangs.pop(job_id, None)
                 if not gangs:
@@ -238,16 +238,16 @@ class Machines:
 
     def occupies(self, gang: Gang) -> Mapping[str, int]:
         """Return how many slots of each node no other gang holds."""
-        if not gang.course.job.spec.shareable:
+        if not gang.course.job.spec.joins_slots:
             return gang.nodes
         found: dict[str, int] = {}
-        for slot in gang.placement:
+        for slot in dict.fromkeys(gang.placement):
             if not any(other is not gang for other in self.on_slot.get(slot, {}).values()):
                 found[slot.node] = found.get(slot.node, 0) + 1
         return found
 
     def partners(self, gang: Gang) -> dict[str, Gang]:
-        """Return the other gangs on the gang's slots, by job id."""
+        """Return the other gangs that share the gang's slots, by job id. Gangs in MIG instances share nothing."""
         if not gang.course.job.spec.shareable:
             return {}
         return {

@@ -192,7 +192,7 @@ class World:
     def _owners(self) -> dict[Slot, tuple[str, ...]]:
         found: dict[Slot, tuple[str, ...]] = {}
         for (job_id, _), attempt in self.alive.items():
-            for slot in attempt.placement:
+            for slot in dict.fromkeys(attempt.placement):
                 found[slot] = (*found.get(slot, ()), job_id)
         return found
 

@@ -51,6 +51,7 @@ from scheduler_feedback.core.events import (
     as_seen,
 )
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.mig import MODELS
 from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
 from scheduler_feedback.journal.replay import replay
@@ -63,6 +64,7 @@ from tests.cluster.scheduling_rules import (
     check_books,
     check_claims,
     check_index,
+    check_instances,
     check_metrics,
     check_start,
     check_timeouts,
@@ -96,6 +98,7 @@ class Living:
     warm_ns: int = 0
     seen: bool = False
     stopping: StopGang | None = None
+    mig_starts: tuple[int, ...] = ()
 
 
 @dataclass
@@ -109,6 +112,8 @@ class Ordeal:
     types: int = 1
     jobs_per_slot: int = 1
     slot_memory_mib: int = 0
+    mig_models: tuple[str, ...] = ()
+    """GPU models of the nodes, in turn; '' for one that cannot be divided. Empty: none can."""
     index_every: int = 1
     """Cycles between two comparisons of the index with one that is built again, which takes as long as two cycles."""
     now_ns: int = START_NS
@@ -155,6 +160,7 @@ class Ordeal:
             gpu_type=gpu_type,
             jobs_per_slot=self.jobs_per_slot,
             slot_memory_mib=self.slot_memory_mib,
+            mig_profiles=MODELS.get(self.mig_models[number % len(self.mig_models)], ()) if self.mig_models else (),
         )
 
     def submit(self, *wanted: tuple[JobSpec, float, int], also: tuple[Event, ...] = ()) -> list[str]:
@@ -241,7 +247,7 @@ class Ordeal:
     def vanish(self, job_id: str, attempt: int) -> Living:
         """Remove the attempt without a report, and return it."""
         living = self.alive.pop((job_id, attempt))
-        for slot in living.slots:
+        for slot in dict.fromkeys(living.slots):
             left = tuple(one for one in self.owner[slot] if one != job_id)
             if left:
                 self.owner[slot] = left
@@ -316,7 +322,7 @@ class Ordeal:
     def _start(self, action: StartGang) -> None:
         job, slots = self.state.jobs[action.job_id], action.placement
         check_start(self.state, action, self.owner)
-        for slot in slots:
+        for slot in dict.fromkeys(slots):
             node = self.state.nodes[slot.node]
             lent = not node.spare or (job.spec.preemptible and job.spec.restartable) or job.spec.pinned_node is not None
             kept = "its reserved slots" in action.reason  # since before the node became a spare, or to move there
@@ -329,8 +335,17 @@ class Ordeal:
         code = 0 if probe else self.codes[action.job_id]
         ends_ns = self.now_ns + max(round(seconds * SECOND), 1)
         self.alive[action.job_id, action.attempt] = Living(
-            slots, self.now_ns, ends_ns, code, job.spec.kind, round(warm * SECOND)
+            slots, self.now_ns, ends_ns, code, job.spec.kind, round(warm * SECOND), mig_starts=action.mig_starts
         )
+        self._check_instances()
+
+    def _check_instances(self) -> None:
+        """Check the MIG instances of all running attempts."""
+        found: dict[Slot, list[tuple[str, int]]] = {}
+        for (job_id, _), living in self.alive.items():
+            for slot, start in zip(living.slots, living.mig_starts, strict=False):
+                found.setdefault(slot, []).append((self.state.jobs[job_id].spec.mig_profile, start))
+        check_instances(self.state, found)
 
     def _stop(self, action: StopGang, frozen: bool) -> None:
         spec = self.state.jobs[action.job_id].spec

@@ -5,7 +5,7 @@ A start is checked against the attempts that really run, not against the cycle's
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang
@@ -13,6 +13,7 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import Tick
 from scheduler_feedback.core.job import JobKind, JobState, Slot
+from scheduler_feedback.core.mig import named
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.policies.cells.virtual_cluster import uses_cells
@@ -32,10 +33,12 @@ def check_start(state: State, action: StartGang, held: Mapping[Slot, Collection[
     """
     slots = set(action.placement)
     assert not state.frozen, f"{action.job_id} starts while actions are frozen"
-    assert len(action.placement) == len(slots) == action.spec.ranks, "all ranks or none, one slot a rank"
-    wanted = state.jobs[action.job_id].spec
+    wanted, ranks = state.jobs[action.job_id].spec, len(action.placement)
+    one_each = len(slots) == ranks or wanted.mig_profile
+    assert ranks == action.spec.ranks and one_each, "all ranks or none, one slot a rank"
+    assert len(action.mig_starts) == (ranks if wanted.mig_profile else 0), f"{action.job_id} has no instance"
     least, most = wanted.min_ranks or wanted.ranks, wanted.max_ranks or wanted.ranks
-    assert least <= len(slots) <= most, f"{action.job_id} starts with {len(slots)} ranks of {least} to {most}"
+    assert least <= ranks <= most, f"{action.job_id} starts with {len(slots)} ranks of {least} to {most}"
     assert not wanted.sizes or len(slots) in wanted.sizes, f"{action.job_id} has no layout for {len(slots)} ranks"
     for slot in slots:
         check_slot(state, slot, (*held.get(slot, ()), action.job_id))
@@ -63,6 +66,8 @@ def check_slot(state: State, slot: Slot, job_ids: Collection[str]) -> None:
         return
     node, specs = state.nodes[slot.node], [state.jobs[job_id].spec for job_id in job_ids]
     assert len(set(job_ids)) == len(job_ids), f"{slot}: a job holds it twice: {job_ids}"
+    if all(spec.mig_profile for spec in specs):
+        return
     assert all(spec.shareable for spec in specs), f"{slot} is held by {job_ids}, and not all of them share it"
     assert len(specs) <= node.jobs_per_slot, f"{slot} is held by {job_ids}; at most {node.jobs_per_slot} may be on it"
     planned = {job_id: planned_mib(state.jobs[job_id]) for job_id in job_ids}
@@ -71,6 +76,21 @@ def check_slot(state: State, slot: Slot, job_ids: Collection[str]) -> None:
     assert not room or all(planned.values()), f"{slot} is shared, and the memory of one of {planned} is unknown"
     assert not any(state.jobs[job_id].alone for job_id in job_ids), f"{slot} is shared by {job_ids}, one of them alone"
     assert sum(spec.slot_share for spec in specs) <= 1 + 1e-6, f"{slot}: {job_ids} need more than the slot"
+
+
+def check_instances(state: State, on_slot: Mapping[Slot, Sequence[tuple[str, int]]]) -> None:
+    """Check that the MIG instances that really exist on each GPU fit there together.
+
+    on_slot: (profile, first memory slice) of each.
+    """
+    for slot, instances in on_slot.items():
+        busy, compute = 0, 0
+        for name, start in instances:
+            profile = named(state.nodes[slot.node].mig_profiles, name)
+            assert profile is not None and start in profile.starts, f"{slot}: {name} cannot start at {start}"
+            assert not busy & profile.mask(start), f"{slot}: two instances use the same slices: {instances}"
+            busy, compute = busy | profile.mask(start), compute + profile.compute
+        assert compute <= 7, f"{slot}: {instances} need {compute} compute slices"
 
 
 def check_claims(state: State, owners: Mapping[Slot, Collection[str]]) -> None:

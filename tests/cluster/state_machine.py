@@ -102,6 +102,7 @@ POLICIES = st.builds(
     sizes_seconds=st.sampled_from([0.0, 30.0]),
     dataset_cache_gib=st.sampled_from([0.0, 0.0, 25.0]),
     power_budget_watts=st.sampled_from([0.0, 0.0, 500.0, 900.0, 2000.0]),
+    mig=st.sampled_from([True, True, False]),
     ended_jobs_kept=st.sampled_from([3, 10_000]),
 )
 
@@ -139,6 +140,7 @@ TRAITS = st.fixed_dictionaries(
         "shareable": st.sampled_from([False, False, True]),
         "opportunistic": st.sampled_from([False, False, True]),
         "serves": st.sampled_from([False, False, True]),
+        "mig": st.sampled_from(["", "", "", "1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]),
     }
 )
 
@@ -166,11 +168,15 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
         "exact_seconds": seconds,
         "time_limit_seconds": seconds,
     }
-    if traits["shareable"]:
+    if traits["mig"]:
+        changes |= {"mig_profile": traits["mig"], "slot_memory_mib": 0, "slot_share": 0.0}
+        changes |= {"required_level": None, "preferred_level": None}
+        traits = traits | {"elastic": 0, "launcher": False}
+    elif traits["shareable"]:
         changes["shareable"] = True
         changes["opportunistic"] = traits["opportunistic"] and changes["preemptible"]
         changes["latency_objective_seconds"] = 0.1 if traits["serves"] and not changes["opportunistic"] else 0.0
-    elif traits["elastic"] and not traits["launcher"]:
+    if traits["elastic"] and not traits["launcher"] and not traits["shareable"]:
         changes |= {"min_ranks": max(spec.ranks // 2, 1), "max_ranks": spec.ranks * traits["elastic"]}
         if traits["layouts"]:
             least, most = changes["min_ranks"], changes["max_ranks"]
@@ -207,6 +213,7 @@ class Invariants(RuleBasedStateMachine):
         types=st.sampled_from([1, 1, 2, 3]),
         jobs_per_slot=st.sampled_from([1, 2, 2, 4]),
         memory=st.sampled_from([0, 0, 60]),
+        mig=st.sampled_from([(), ("A100-80GB",), ("A100-80GB", "", "H100-80GB"), ("A100-40GB", "A100-80GB")]),
         calm=st.booleans(),
     )
     def begin(
@@ -218,6 +225,7 @@ class Invariants(RuleBasedStateMachine):
         types: int,
         jobs_per_slot: int,
         memory: int,
+        mig: tuple[str, ...],
         calm: bool,
     ) -> None:
         """Create a cluster. calm: nothing fails and run times are known, so every reservation must be met."""
@@ -230,7 +238,7 @@ class Invariants(RuleBasedStateMachine):
             policy = replace(policy, power_budget_watts=0.0)  # limits change run times
         else:
             policy = replace(policy, estimates=estimates)
-        self.world = Ordeal(tuple(sizes), policy, racks, types, jobs_per_slot, memory, self.index_every)
+        self.world = Ordeal(tuple(sizes), policy, racks, types, jobs_per_slot, memory, mig, self.index_every)
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is not None:  # report the original failure, not its consequences
@@ -336,6 +344,32 @@ class Invariants(RuleBasedStateMachine):
         ]  # fmt: skip
         for batch in [plain] if together else [[one] for one in plain]:
             self.world.submit(*batch)
+        self.world.seen()
+        self.world.advance(seconds)
+
+    @precondition(lambda self: self.world.policy.mig and self.world.mig_models)
+    @rule(
+        jobs=st.lists(
+            st.tuples(
+                st.sampled_from(["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", ""]),
+                st.integers(1, 4),
+                st.integers(2, 90),
+            ),
+            min_size=2,
+            max_size=8,
+        ),
+        stops=st.booleans(),
+        seconds=st.sampled_from([0.0, 1.0, 7.0, 30.0]),
+    )
+    def divide(self, jobs: list[tuple[str, int, int]], stops: bool, seconds: float) -> None:
+        """Submit jobs in MIG instances and whole slots, more than fit."""
+        Invariants.steps += len(jobs)
+        for name, ranks, length in jobs:
+            spec = JobSpec(
+                "part", ("train",), ranks, queue="c", time_limit_seconds=float(length), exact_seconds=float(length),
+                grace_seconds=2.0, restartable=stops, preemptible=stops, mig_profile=name,
+            )  # fmt: skip
+            self.world.submit((spec, float(length), 0))
         self.world.seen()
         self.world.advance(seconds)
 

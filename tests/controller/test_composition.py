@@ -165,14 +165,14 @@ def test_without_the_registry_line_there_is_no_such_section(tmp_path: Path) -> N
 def test_every_backend_of_the_registry_is_one(tmp_path: Path) -> None:
     from scheduler_feedback.backends.kubernetes.api_server.client import Access
     from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
-    from scheduler_feedback.backends.local.local_backend import LocalNode
+    from scheduler_feedback.backends.local.local_backend import LocalNode, LocalSettings
     from scheduler_feedback.backends.slurm.section import SlurmSection
     from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
     from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
     cluster = KubernetesSettings(Access("http://nowhere"))
     settings = {
-        "local": (LocalNode("n0", 2),),
+        "local": LocalSettings((LocalNode("n0", 2),)),
         "slurm": SlurmSection(),
         "kubernetes": cluster,
         "kubernetes-advisor": cluster,

@@ -110,7 +110,7 @@ class Planted:
         running = ["sh", "-c", f"echo {self.output}; sleep 60", self._argument("JobSpec.command")]
         plain = {"ranks": 1, "time_limit_seconds": 600, "restartable": True, "checkpoint_signal": "SIGTERM"}
         plain |= {"after": [], "groups": [], "queue": "default", "gpu_types": [], "throughput": {}, "grace_seconds": 1}
-        plain |= {"dataset_gib": 1}
+        plain |= {"dataset_gib": 1, "mig_profile": ""}
 
         def submit(what: str, **valid: Any) -> None:
             body = self.planter.fill(Submission, JobSpec, plain | valid)

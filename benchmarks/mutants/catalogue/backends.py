@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.local.local_backend:LocalBackend._check",
-        "or len(set(action.placement)) != spec.ranks",
+        "or places != spec.ranks",
         "",
         ("tests/backends/test_local_backend.py",),
     ),

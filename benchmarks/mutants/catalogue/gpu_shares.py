@@ -2,15 +2,10 @@
 
 from benchmarks.mutants.mutant import Mutant
 
-_MIG = ("tests/policies/test_mig_profiles.py",)
 _SHARES = ("tests/policies/test_gpu_shares.py",)
 _PARTS = ("tests/policies/test_slot_parts.py",)
 
 MUTANTS = (
-    Mutant("policies.shares.mig_profiles:free_starts", "if not busy & mask", "if not busy >> start & 1", _MIG),
-    Mutant("policies.shares.mig_profiles:room_for", "PROFILES[name].compute * ", "", _MIG),
-    Mutant("policies.shares.mig_profiles:best_start", "-busy.bit_count()", "busy.bit_count()", _MIG),
-    Mutant("policies.shares.mig_profiles:smallest", "and one.memory >= memory", "", _MIG),
     Mutant("policies.shares.gpu_room:fits", "or request.memory_mib > room.memory_mib", "", _SHARES),
     Mutant("policies.shares.gpu_room:gpu_choices", "able[: request.gpus]", "able[-request.gpus :]", _SHARES),
     Mutant("policies.shares.gpu_room:taken", "room.cpu_milli - sign * request.cpu_milli", "room.cpu_milli", _SHARES),

@@ -46,9 +46,9 @@ MUTANTS = (
         ("tests/policies/test_placement.py",),
     ),
     Mutant(
-        "policies.queue.backfill:reserve",
-        "least = min(job.spec.ranks, job.spec.min_ranks or job.spec.ranks)",
-        "least = min(job.spec.ranks, job.spec.min_ranks and job.spec.ranks)",
+        "policies.index.domains:Topology.slots_needed",
+        "ranks = spec.min_ranks or spec.ranks",
+        "ranks = spec.min_ranks and spec.ranks",
         ("tests/policies/test_room.py",),
     ),
     Mutant(

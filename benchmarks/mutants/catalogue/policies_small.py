@@ -65,8 +65,8 @@ MUTANTS = (
     ),
     Mutant(
         "policies.queue.preemption:swap",
-        "if job.not_before_ns > now_ns or job.spec.ranks <= free:",
-        "if job.spec.ranks <= free:",
+        "if job.not_before_ns > now_ns or ranks <= free:",
+        "if ranks <= free:",
         _PARTS,
     ),
     Mutant("policies.queue.preemption:due", "and not state.frozen", "", _PARTS),
@@ -173,7 +173,7 @@ MUTANTS = (
         "pass",
         _PARTS,
     ),
-    Mutant("policies.queue.pending_line:WaitingLine.add", "min(shape[0], shape[1] or shape[0])", "shape[0]", _PARTS),
+    Mutant("policies.queue.placement:least_slots", "min(shape[0], shape[1] or shape[0])", "shape[0]", _PARTS),
     Mutant("policies.queue.pending_line:WaitingLine.needs_level", "return any(", "return all(", _PARTS),
     Mutant(
         "policies.queue.pending_line:WaitingLine.remove",

@@ -210,6 +210,13 @@ _OPTIONS = (
         help="Part of a slot's computing power that each rank needs, such as 0.5.",
     ),
     click.option(
+        "--mig",
+        "mig_profile",
+        callback=plain,
+        metavar="PROFILE",
+        help="Run each rank in a MIG instance of its own, such as 2g.20gb, instead of a whole GPU.",
+    ),
+    click.option(
         "--latency-objective",
         "latency_objective_seconds",
         type=FiniteRange(0, min_open=True),
@@ -263,7 +270,7 @@ def shape_options(command: _Command) -> _Command:
             "checkpoint_cost_seconds", "checkpoint_command", "checkpoint_timeout_seconds", "priority",
             "min_run_seconds", "required_level", "preferred_level", "workload",
             "slot_memory_mib", "slot_share", "stages", "latency_objective_seconds", "sizes", "reshard_seconds",
-            "dataset", "dataset_gib",
+            "dataset", "dataset_gib", "mig_profile",
         )  # fmt: skip
         given = {name: value for name in names if (value := rest.pop(name)) or value == 0}
         if sizes := given.get("sizes"):

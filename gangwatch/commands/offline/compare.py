@@ -23,6 +23,7 @@ from gangwatch.commands.offline.trace_options import (
     fault_options,
     gpu_model,
     load_option,
+    mig_option,
     power_options,
     real_speeds,
     restart_cost_option,
@@ -73,6 +74,7 @@ def _policy(name: str) -> tuple[Policy, int]:
     help="Source of expected run times. Default: that of the policy's file; exact for a name.",
 )
 @sharing_options
+@mig_option
 @fault_options
 @dataset_option
 @power_options
@@ -100,7 +102,7 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
           today.toml fair+preempt --json
     """
     from scheduler_feedback.sim.comparison import GpuPower, compared
-    from scheduler_feedback.sim.simulated_nodes import nodes_of
+    from scheduler_feedback.sim.simulated_nodes import divisible, nodes_of
     from scheduler_feedback.sim.simulation import Simulation, read_trace
 
     _check(names, options)
@@ -114,6 +116,9 @@ def compare(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
         options["seed"],
     )
     nodes = nodes_of(options["nodes_text"])
+    if options["mig_model"] is not None:
+        nodes = divisible(nodes, options["mig_model"])
+        policies = {name: dataclasses.replace(policy, mig=True) for name, policy in policies.items()}
     speeds = real_speeds(options["speeds_file"])
     model = gpu_model(options["gpu_power"], options["curves_file"])
     for policy in policies.values():

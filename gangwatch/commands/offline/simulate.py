@@ -24,6 +24,7 @@ from gangwatch.commands.offline.trace_options import (
     fault_options,
     gpu_model,
     load_option,
+    mig_option,
     power_options,
     real_speeds,
     restart_cost_option,
@@ -77,6 +78,7 @@ class Options:
     shareable: bool
     opportunistic: float
     jobs_per_slot: int | None
+    mig_model: str | None
     pair_speeds_file: Path | None
     journal: Path | None
     html: Path | None
@@ -181,6 +183,7 @@ class _Simulate(click.Group):
 )
 @click.option("--sharing", type=click.Choice([one.value for one in Sharing]), help="Rule for which jobs share slots.")
 @sharing_options
+@mig_option
 @click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="Rules of a published simulation.")
 @fault_options
 @dataset_option
@@ -206,7 +209,7 @@ def simulate(context: click.Context, /, **options: Any) -> None:
         return
     _require(context, "jobs_file", "format_name", "nodes_text")
     from scheduler_feedback.sim.simulated_journal import JournalFile
-    from scheduler_feedback.sim.simulated_nodes import nodes_of
+    from scheduler_feedback.sim.simulated_nodes import divisible, nodes_of
     from scheduler_feedback.sim.simulation import Simulation
 
     given = Options(**options)
@@ -215,6 +218,8 @@ def simulate(context: click.Context, /, **options: Any) -> None:
         trace = given.trace()
     of_file, jobs_per_slot = (None, 1) if given.config is None else configured(given.config)
     policy, slots, nodes = given.policy(of_file), given.slots(jobs_per_slot), nodes_of(given.nodes_text)
+    if given.mig_model is not None:
+        policy, nodes = dataclasses.replace(policy, mig=True), divisible(nodes, given.mig_model)
     power = gpu_model(given.gpu_power, given.curves_file)
     check_power(policy, power)
     simulation = Simulation(

@@ -57,6 +57,17 @@ def trace_options(*, required: bool) -> Callable[[Command], Command]:
     return add
 
 
+def mig_option(command: Command) -> Command:
+    """Add the option --mig MODEL."""
+    return click.option(
+        "--mig",
+        "mig_model",
+        metavar="MODEL",
+        help="All GPUs are of this model, such as A100-80GB, and the scheduler divides them into MIG instances for "
+        "jobs with mig_profile.",
+    )(command)
+
+
 def load_option(command: Command) -> Command:
     """Add the option --load FACTOR."""
     return click.option(

@@ -16,7 +16,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -28,6 +28,7 @@ from agent.schema.errors import BackendError
 from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.backends.local import attempt_files, local_processes
 from scheduler_feedback.backends.local.local_attempt import FollowedAttempt
+from scheduler_feedback.backends.local.mig_instances import MigDriver, MigInstances
 from scheduler_feedback.backends.local.step_socket import step_socket
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import Event, NodeSeen
@@ -75,6 +76,14 @@ def free_port() -> int:
     raise BackendError("no TCP port is free for MASTER_PORT")
 
 
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """Nodes of the local backend, and the driver with which it divides their GPUs by MIG; None: it does not."""
+
+    nodes: Sequence[LocalNode]
+    mig: MigDriver | None = None
+
+
 class LocalBackend(Backend):
     """Backend that runs jobs as processes of this machine. Only one thread may call it."""
 
@@ -87,12 +96,14 @@ class LocalBackend(Backend):
         ready_timeout_seconds: float = 10.0,
         decision_timeout_seconds: float = 60.0,
         use_cgroups: bool = True,
+        mig: MigDriver | None = None,
     ) -> None:
         """Open a state folder, to start and follow the attempts in it.
 
         ready_timeout_seconds: time limit for all shims of a gang to respond. decision_timeout_seconds: time for which a
         ready shim waits for the decision to start. use_cgroups: kill jobs by their cgroup if the machine allows it.
-        Raises BackendError for an invalid node.
+        mig: divides the GPUs of all nodes by MIG; None: GPUs are used as a whole. Raises BackendError for an invalid
+        node, or if a GPU cannot be divided.
         """
         self._state_folder = state_folder.absolute()
         self._clock = clock or SystemClock()
@@ -113,6 +124,14 @@ class LocalBackend(Backend):
         self._strays_scanned_seconds = float("-inf")
         self._children: set[int] = set()  # shims that this process started and has not reaped
         self._failures: set[str] = set()  # already logged
+        self._instances: MigInstances | None = None
+        if mig is not None:
+            devices = {node.name: node.devices for node in nodes if node.devices}
+            self._instances = MigInstances(self._state_folder / "mig", mig, devices)
+
+    @classmethod
+    def configured(cls, folder: Path, settings: LocalSettings) -> LocalBackend:
+        return cls(folder, settings.nodes, mig=settings.mig)
 
     def nodes(self) -> Sequence[NodeSeen]:
         return [
@@ -123,6 +142,7 @@ class LocalBackend(Backend):
                 self._machine,
                 jobs_per_slot=node.jobs_per_slot,
                 slot_memory_mib=node.slot_memory_mib,
+                mig_profiles=self._instances.profiles.get(node.name, ()) if self._instances is not None else (),
             )
             for node in self._nodes.values()
         ]
@@ -150,6 +170,8 @@ class LocalBackend(Backend):
                 events += self._followed[key].poll(now_seconds, self._ready_timeout_seconds)
             except OSError as error:
                 self._log_once(f"{key[0]}, attempt {key[1]}: {error}")
+        if self._instances is not None:
+            self._destroy_instances(self._instances, held, now_seconds)
         for key in [key for key in self._followed if key not in held]:
             del self._followed[key]
         if now_seconds - self._strays_scanned_seconds >= _STRAY_SCAN_SECONDS:
@@ -175,6 +197,7 @@ class LocalBackend(Backend):
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not folder.exists():
             plan = {
+                "mig_devices": self._create_instances(action),
                 **msgspec.to_builtins(action),
                 "state_folder": str(self._state_folder),
                 "environment": {name: os.environ[name] for name in _BASE if name in os.environ},
@@ -210,7 +233,8 @@ class LocalBackend(Backend):
         spec, name = action.spec, f"{action.action_id} ({action.job_id})"
         if not spec.command:
             raise BackendError(f"{name}: the command is empty")
-        if len(action.placement) != spec.ranks or len(set(action.placement)) != spec.ranks:
+        places = len(action.mig_starts if spec.mig_profile else set(action.placement))
+        if len(action.placement) != spec.ranks or places != spec.ranks:
             raise BackendError(f"{name}: {spec.ranks} ranks at {len(set(action.placement))} slots")
         for rank, slot in enumerate(action.placement):
             node = self._nodes.get(slot.node)
@@ -218,6 +242,40 @@ class LocalBackend(Backend):
                 raise BackendError(f"{name}: rank {rank} at slot {slot.slot} of node {slot.node}, which does not exist")
         if not hasattr(signal.Signals, spec.checkpoint_signal):
             raise BackendError(f"{name}: {spec.checkpoint_signal} is not a signal")
+
+    def _create_instances(self, action: StartGang) -> list[str]:
+        """Create the MIG instances of the attempt, and return their UUIDs by rank; empty if its GPUs are not divided.
+
+        Raises BackendError.
+        """
+        divided = self._instances is not None and all(s.node in self._instances.profiles for s in action.placement)
+        if self._instances is None or not divided:
+            if action.spec.mig_profile:
+                raise BackendError(
+                    f"{action.action_id} ({action.job_id}): the GPUs of its nodes are not divided by MIG"
+                )
+            return []
+        return self._instances.create(action)
+
+    def _destroy_instances(
+        self, instances: MigInstances, held: Collection[tuple[str, int]], now_seconds: float
+    ) -> None:
+        """Destroy the MIG instances of attempts that have ended, or that were never started.
+
+        An attempt that runs although it is not in `held` is killed first, as a stray.
+        """
+        for key in instances.attempts:
+            followed = self._followed.get(key) or self._strays.get(key)
+            if followed is None and key not in held:
+                if attempt_files.read(f"{self._folder(*key)}/{attempt_files.ATTEMPT}") is None:
+                    instances.destroy(key, self._log_once)
+                    continue
+                followed = FollowedAttempt(self._folder(*key), *key, now_seconds, self._start_shim)
+                followed.poll(now_seconds, self._ready_timeout_seconds)
+                if not followed.done:
+                    self._strays[key] = followed
+            if followed is not None and followed.done:
+                instances.destroy(key, self._log_once)
 
     def _start_shim(self, folder: Path, node: str) -> None:
         """Start a shim in its own session, without the controller's descriptors, variables and signal handlers."""

@@ -1,8 +1,9 @@
 """Inputs for the start of a rank: its place in the gang, its environment, and its program.
 
 A plan is the content of attempt.json: the fields of StartGang, and ``state_folder``, ``environment`` (the base below
-the submitter's), ``nodes`` (by name: ``devices``, ``socket``), ``master_address``, ``master_port``, ``use_cgroups``,
-``decision_timeout_seconds``. Standard library only: see local_processes.py.
+the submitter's), ``nodes`` (by name: ``devices``, ``socket``), ``mig_devices`` (UUIDs of the MIG instances by rank;
+empty: whole GPUs), ``master_address``, ``master_port``, ``use_cgroups``, ``decision_timeout_seconds``. Standard library
+only: see local_processes.py.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
         spec = plan["spec"]
         if spec.get("opportunistic") and spec.get("slot_share"):  # under MPS, a limit of the client's multiprocessors
             environment.setdefault("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * spec['slot_share']:.0f}")
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[plan["placement"][each]["slot"]] for each in local)
+        mine = plan.get("mig_devices")  # a process can use one MIG instance only
+        environment["CUDA_VISIBLE_DEVICES"] = (
+            mine[rank] if mine else ",".join(devices[plan["placement"][each]["slot"]] for each in local)
+        )
     else:
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment.setdefault(name, "1")

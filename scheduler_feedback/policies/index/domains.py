@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler_feedback.core.cluster import Level, Limit, Node
-from scheduler_feedback.core.job import Slot
+from scheduler_feedback.core.job import JobSpec, Slot
 
 WIDE = (Level.SPINE, Level.RACK, Level.RAIL, Level.ISLAND)
 """Network levels that group nodes, the widest first."""
@@ -45,6 +45,7 @@ class Topology:
     refused: bit mask of the nodes that do not meet a constraint, by the constraint's name.
     limits: limits by other resources than slots, by the constraint's name and the node's number.
     free: free amounts of other resources, by the node's number, for nodes with limits.
+    mig: for each MIG profile, the nodes that have it, as a bit mask, and how many of its instances a GPU holds.
     domains: all domains by number; number 0 is the whole cluster.
     above: for each node, the numbers of the domains that contain it, including 0.
     """
@@ -58,6 +59,7 @@ class Topology:
         "islands",
         "largest",
         "limits",
+        "mig",
         "names",
         "number",
         "refused",
@@ -88,6 +90,11 @@ class Topology:
             for limit in node.limits:
                 self.limits.setdefault(limit.constraint, {})[number] = limit
         self.free = {number: dict(node.free) for number, node in enumerate(ordered) if node.free}
+        self.mig: dict[str, tuple[int, int]] = {}
+        for number, node in enumerate(ordered):
+            for profile in node.mig_profiles:
+                having, least = self.mig.get(profile.name, (0, len(profile.starts)))
+                self.mig[profile.name] = having | self.bits[number], min(least, len(profile.starts))
         self.domains = [Domain(0, None, "the cluster")]
         self.by_level: dict[Level, list[int]] = {level: [] for level in WIDE}
         self.above: list[tuple[int, ...]] = []
@@ -112,6 +119,16 @@ class Topology:
             for domain in inside:
                 self.domains[domain].nodes |= self.bits[number]
             self.above.append(tuple(inside))
+
+    def slots_needed(self, spec: JobSpec) -> int:
+        """Return how many idle slots are enough for the job's least number of ranks.
+
+        Several MIG instances fit on one GPU.
+        """
+        ranks = spec.min_ranks or spec.ranks
+        if not spec.mig_profile or spec.mig_profile not in self.mig:
+            return ranks
+        return -(-ranks // max(self.mig[spec.mig_profile][1], 1))
 
     def bits_of(self, names: Iterable[str]) -> int:
         """Return the named nodes as a bit mask. Unknown names are ignored."""

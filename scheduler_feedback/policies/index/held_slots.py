@@ -6,12 +6,13 @@ This is the part of the scheduling index about slots; ``scheduling_index`` adds 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from scheduler_feedback.core.job import Job, JobState, Slot
+from scheduler_feedback.core.mig import named
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.policies.cells.virtual_cluster import VirtualCluster, virtual_clusters
 from scheduler_feedback.policies.index import uplink_loss
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 
 _NONE: tuple[Slot, ...] = ()
 
+_ALL_SLICES = (1 << 32) - 1
+"""Memory slices of an instance whose profile the node does not report any more: no other instance fits beside it."""
+
+
+def claimed_ranks(job: Job, claim: Sequence[Slot]) -> int:
+    """Return how many slots a job with these reserved slots counts for the limits of its queue: one per rank."""
+    return job.spec.ranks if claim and job.spec.mig_profile else len(claim)
+
 
 class HeldSlots:
     """Held, reserved and free slots of one state. The constructor documents the attributes."""
@@ -38,6 +47,7 @@ class HeldSlots:
         "claims",
         "clusters_or_none",
         "disputes",
+        "divided",
         "ends",
         "ends_of",
         "grown",
@@ -87,6 +97,8 @@ class HeldSlots:
         """Number of slots that each queue holds, and the limits of the queues."""
         self.sharers: dict[Slot, tuple[str, ...]] = {}
         """Ids of the jobs on each slot that a shareable job holds."""
+        self.divided: dict[Slot, int] = {}
+        """Memory slices that MIG instances occupy, as a bit mask, of each slot with such instances."""
         self.regrouped: set[str] = set()
         """Ids of jobs on whose slots another job has started or ended."""
         self.touched: set[str] = set()
@@ -109,7 +121,7 @@ class HeldSlots:
 
     def freed_by(self, job: Job, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """Return the slots that are free once the job has left. Its guests leave with it; other jobs stay."""
-        if not self.sharers or not job.spec.shareable:
+        if not self.sharers or not job.spec.joins_slots:
             return slots
         jobs = self.state.jobs
         return tuple(
@@ -122,12 +134,28 @@ class HeldSlots:
         self.touched.add(job.job_id)
         if self.parts is not None:
             self.parts.touch(slots)
-        for slot in slots:
+        for slot in dict.fromkeys(slots):
             others = self.sharers.get(slot, ())
             self.sharers[slot] = tuple(sorted((*others, job.job_id)))
             if others:
                 self.touched.update(others)
                 self.regrouped |= {job.job_id, *others}
+            if job.mig_starts:
+                self._divide(slot)
+
+    def _divide(self, slot: Slot) -> None:
+        """Update the memory slices that MIG instances occupy on the slot's GPU."""
+        node, busy = self.state.nodes.get(slot.node), 0
+        for job_id in self.sharers.get(slot, ()):
+            job = self.state.jobs[job_id]
+            profile = None if node is None else named(node.mig_profiles, job.spec.mig_profile)
+            for held, start in zip(self.held.get(job_id, _NONE), job.mig_starts, strict=False):
+                if held == slot:
+                    busy |= _ALL_SLICES if profile is None else profile.mask(start)
+        if busy:
+            self.divided[slot] = busy
+        else:
+            self.divided.pop(slot, None)
 
     def _part(self, job: Job, slots: tuple[Slot, ...]) -> set[Slot]:
         """Remove the job from its slots, and return the slots that other jobs still hold."""
@@ -135,7 +163,7 @@ class HeldSlots:
         self.touched.add(job.job_id)
         if self.parts is not None:
             self.parts.touch(slots)
-        for slot in slots:
+        for slot in dict.fromkeys(slots):
             others = tuple(one for one in self.sharers.get(slot, ()) if one != job.job_id)
             if others:
                 self.touched.update(others)
@@ -144,6 +172,8 @@ class HeldSlots:
                 kept.add(slot)
             else:
                 self.sharers.pop(slot, None)
+            if slot in self.divided:
+                self._divide(slot)
         return kept
 
     @property
@@ -259,7 +289,7 @@ class HeldSlots:
         self._note_start(job, slots)
         if self.plan_or_none is not None:
             self.plan_or_none.hold(slots)
-        if job.spec.shareable:
+        if job.spec.joins_slots:
             self._join(job, slots)
         self.shares.use(job.spec.queue, len(slots))
         self._count_types(job, slots)
@@ -272,7 +302,7 @@ class HeldSlots:
 
     def _free(self, job: Job, held: tuple[Slot, ...], claim: tuple[Slot, ...]) -> None:
         freed = (*held, *claim) if claim else held
-        if job.spec.shareable and (shared := self._part(job, held)):
+        if job.spec.joins_slots and (shared := self._part(job, held)):
             freed = tuple(slot for slot in freed if slot not in shared)
         if self.claims:
             # Slots that are reserved for another gang stay taken.
@@ -284,7 +314,7 @@ class HeldSlots:
             if claim:  # a gang that is being stopped may still hold reserved slots
                 for other in self.stopping:
                     self.plan_or_none.hold(self.held.get(other, _NONE))
-        self.shares.use(job.spec.queue, -max(len(held), len(claim)))
+        self.shares.use(job.spec.queue, -max(len(held), claimed_ranks(job, claim)))
         if self.shares.types is not None:
             self.shares.types.release(job.job_id)
         self.grown = self.changed = True
@@ -318,11 +348,14 @@ class HeldSlots:
 
     def _expect(self, job: Job) -> None:
         found = job_releases(self.state, job, self.state.now_ns, self._clear_ns(job))
-        if self.sharers and job.spec.shareable:
+        if self.sharers and job.spec.joins_slots:
             if found and self.partners(job.job_id):
                 self.own_ends[job.job_id] = found[-1].at_ns
                 heappush(self.own_due, (found[-1].at_ns, job.job_id))
-            found = [one for one in map(self._release_of_all, found) if one.slots]
+            if job.mig_starts:
+                found = [one for release in found for one in self._releases_by_slot(release)]
+            else:
+                found = [one for one in map(self._release_of_all, found) if one.slots]
         if found:
             self.ends_of[job.job_id] = found
             for release in found:
@@ -344,7 +377,7 @@ class HeldSlots:
         own = self.held.get(release.job_id, _NONE)
         slots = tuple(
             slot
-            for slot in release.slots
+            for slot in dict.fromkeys(release.slots)
             if slot not in own or self.sharers.get(slot, (release.job_id,))[0] == release.job_id
         )
         if not slots:
@@ -356,6 +389,24 @@ class HeldSlots:
                 found = job_releases(self.state, jobs[other], self.state.now_ns)
                 ends += [one.at_ns for one in found if not set(one.slots).isdisjoint(release.slots)]
         return Release(max(ends, default=release.at_ns), release.job_id, slots)
+
+    def _releases_by_slot(self, release: Release) -> list[Release]:
+        """Return the releases of the GPUs of a job in MIG instances, each at the latest end of all jobs on it.
+
+        A GPU is in the releases of the first job on it by id only, so that it counts once.
+        """
+        own, jobs = self.held.get(release.job_id, _NONE), self.state.jobs
+        at: dict[int, list[Slot]] = {}
+        for slot in dict.fromkeys(release.slots):
+            here = self.sharers.get(slot, ()) if slot in own else ()
+            if here and here[0] != release.job_id:
+                continue
+            ends = [release.at_ns]
+            for other in here[1:]:
+                found = job_releases(self.state, jobs[other], self.state.now_ns)
+                ends += [one.at_ns for one in found if slot in one.slots]
+            at.setdefault(max(ends), []).append(slot)
+        return [Release(at_ns, release.job_id, tuple(slots)) for at_ns, slots in sorted(at.items())]
 
     def _clear_ns(self, job: Job) -> int:
         """Return when the pending job's reserved slots are expected to be free; 0 if no gang holds any of them."""

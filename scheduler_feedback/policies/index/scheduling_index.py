@@ -33,7 +33,7 @@ JOB_FIELDS = frozenset(
         *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds", "progress_ns"),
         *("speed", "excluded_nodes", "overdue", "estimate_seconds", "urgency", "level", "turn", "array_of"),
         *("awaited_type", "awaited_until_ns", "relaxed", "guest_of", "learnt_mib", "peak_mib", "alone"),
-        *("power_limit_watts", "power_speed"),
+        *("power_limit_watts", "power_speed", "mig_starts"),
     }
 )
 """Fields of a job on which the index depends."""
@@ -42,7 +42,7 @@ NODE_FIELDS = frozenset(
     {
         *("name", "slots", "state", "until_ns", "present", "slowdown", "spare", "refuses", "limits", "free"),
         *("reported_ns", "gpu_type", "spine", "rack", "rail", "island", "island_slots"),
-        *("jobs_per_slot", "slot_memory_mib"),
+        *("jobs_per_slot", "slot_memory_mib", "mig_profiles"),
     }
 )
 """Fields of a node on which the index depends."""
@@ -131,6 +131,10 @@ class SchedulingIndex(TrackedJobs):
             node.refuses, node.queues, node.limits = event.refuses, event.queues, event.limits
             node.free, node.reported_ns = event.free, self.state.now_ns
             node.jobs_per_slot, node.slot_memory_mib = event.jobs_per_slot, event.slot_memory_mib
+            if node.mig_profiles != event.mig_profiles:
+                node.mig_profiles = event.mig_profiles
+                for slot in [slot for slot in self.divided if slot.node == node.name]:
+                    self._divide(slot)
             self._topology_changed()
         if not new:
             self._node_changed(node)
@@ -279,11 +283,12 @@ class SchedulingIndex(TrackedJobs):
         speed: float,
         guest_of: tuple[str, ...] = (),
         part: float = 0.0,
+        mig_starts: tuple[int, ...] = (),
     ) -> None:
         """Start the job's next attempt, rank n on slots[n].
 
         speed: relative to the speed that the estimates assume. guest_of: ids of the jobs that hold these slots and
-        share them with the attempt. part: see `Job.slot_part`.
+        share them with the attempt. part, mig_starts: see `Job.slot_part` and `Job.mig_starts`.
         """
         job.state, job.attempt = JobState.STARTING, job.attempt + 1
         job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
@@ -294,7 +299,7 @@ class SchedulingIndex(TrackedJobs):
         job.expected_start_ns, job.appraise_ns = None, 0
         job.proposed, job.action_id, job.speed = "", action_id, speed
         job.awaited_type, job.awaited_until_ns, job.relaxed = "", 0, False
-        job.guest_of, job.slot_part = guest_of, part
+        job.guest_of, job.slot_part, job.mig_starts = guest_of, part, mig_starts
         job.peak_mib, job.learnt_mib = 0, self._at_most_slot(job.learnt_mib, slots)
         job.latency_seconds, job.alone_request_seconds, job.busy = None, None, 0.0
         job.power_limit_watts, job.power_speed, job.power_floor_watts, job.power_set_ns = 0.0, 1.0, 0.0, 0

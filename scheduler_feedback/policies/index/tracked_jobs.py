@@ -11,7 +11,8 @@ from scheduler_feedback.core.cluster import Node, NodeState, tier_of
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
-from scheduler_feedback.policies.index.held_slots import HeldSlots
+from scheduler_feedback.policies.cells.virtual_cluster import uses_cells
+from scheduler_feedback.policies.index.held_slots import HeldSlots, claimed_ranks
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.intake.dependencies import Dependencies
 from scheduler_feedback.policies.queue import order
@@ -229,8 +230,8 @@ class TrackedJobs(HeldSlots):
             if self.plan_or_none is not None:
                 self.plan_or_none.hold(job.claim)
             held = len(job.ranks) if state in _HOLDING else 0
-            self.shares.use(job.spec.queue, max(len(job.claim) - held, 0))
-            if len(job.claim) > held:
+            self.shares.use(job.spec.queue, max(claimed_ranks(job, job.claim) - held, 0))
+            if claimed_ranks(job, job.claim) > held:
                 self._count_types(job, job.claim)
             self.changed = True
         if job.claim or state in _HOLDING:
@@ -326,7 +327,7 @@ class TrackedJobs(HeldSlots):
 
     def _line_up(self, job: Job) -> None:
         shape = shape_of(job)
-        if self.policy.sharing.divides:
+        if self.policy.divides:
             shape = (*shape, part_of(job) if may_divide(job.spec) else None)
         if not self.could_ever_start(job, shape):
             self.unheld.add(job.job_id)
@@ -363,7 +364,13 @@ class TrackedJobs(HeldSlots):
         least = job.spec.min_ranks or job.spec.ranks
         if self.shares.limited and self.shares.never(job.spec.queue, least) is not None:
             return False
+        if job.spec.mig_profile and not self.places_instances():
+            return False
         return self.capacity.could_hold(job, shape) and self.has_memory(job.spec)
+
+    def places_instances(self) -> bool:
+        """Return whether the policy places MIG instances. Virtual clusters (cells) consist of whole slots."""
+        return self.policy.mig and not uses_cells(self.policy)
 
     def has_memory(self, spec: JobSpec) -> bool:
         """Return whether a slot that the job may use is large enough for its device memory, or of unknown memory.

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from scheduler_feedback.core.job import JobKind, JobSpec
 from scheduler_feedback.core.state import Policy, Sharing, State
 from scheduler_feedback.policies.index.queue_shares import Shares
+from scheduler_feedback.policies.mig import words as mig_words
 
 # signal(7): these two signals cannot be caught or blocked.
 _UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
@@ -26,13 +27,21 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that no command, variable or path may contain, because execve(2) cannot take them."""
 
 
+_PROFILE = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+[a-z.]+)?")
+"""Name of a MIG profile, such as '2g.20gb' or '1g.10gb+me'."""
+
+
 def admit_check(state: State, spec: JobSpec) -> str | None:
     """Return why this cluster rejects the job, as a sentence for its user; None if it accepts the job."""
     if spec.kind is not JobKind.TRAINING:
         return f"users cannot submit jobs of kind {spec.kind.value}"
     names = [queue.name for queue in state.policy.queues]
     return (
-        malformed(spec) or unknown_queue(names, spec.queue) or oversized(state, spec) or over_limit(state.policy, spec)
+        malformed(spec)
+        or unknown_queue(names, spec.queue)
+        or mig_words.refused(state, spec)
+        or oversized(state, spec)
+        or over_limit(state.policy, spec)
     )
 
 
@@ -83,7 +92,7 @@ def malformed(spec: JobSpec) -> str | None:
         return f"its dataset has {spec.dataset_gib:g} GiB; it must be more than 0"
     if bool(spec.dataset) != bool(spec.dataset_gib):
         return "a dataset needs both its name and its size: dataset and dataset_gib"
-    return _invalid_shape(spec) or _invalid_sharing(spec) or _invalid_text(spec)
+    return _invalid_shape(spec) or _invalid_sharing(spec) or _invalid_mig(spec) or _invalid_text(spec)
 
 
 def _invalid_shape(spec: JobSpec) -> str | None:
@@ -158,6 +167,22 @@ def _invalid_sharing(spec: JobSpec) -> str | None:
     return None
 
 
+def _invalid_mig(spec: JobSpec) -> str | None:
+    """Return why the job cannot run in MIG instances as it asks; None if it can, or asks for none."""
+    if not spec.mig_profile:
+        return None
+    asks = f"a job in MIG instances ({spec.mig_profile})"
+    if not _PROFILE.fullmatch(spec.mig_profile):
+        return f"{spec.mig_profile!r} is not the name of a MIG profile; one is, for example, '2g.20gb'"
+    if spec.shareable or spec.slot_share or spec.slot_memory_mib:
+        return f"{asks} shares no slots: leave out shareable, slot_share and slot_memory_mib"
+    if spec.min_ranks is not None or spec.max_ranks is not None or spec.groups:
+        return f"{asks} has a fixed number of ranks that are all alike: leave out min_ranks, max_ranks and groups"
+    if spec.required_level is not None or spec.preferred_level is not None or spec.pinned_node is not None:
+        return f"{asks} may run on any node: leave out the level and the node"
+    return None
+
+
 def _fixed_groups(spec: JobSpec, least: int, most: int) -> str | None:
     """Return why the gang's groups do not allow another number of ranks; None if they do."""
     first = spec.groups[0]
@@ -222,6 +247,8 @@ def oversized(state: State, spec: JobSpec) -> str | None:
             return f"{ranks} on node {spec.pinned_node}, which this cluster does not have"
         most = sizes[spec.pinned_node]
         return f"{ranks}; node {spec.pinned_node} can hold at most {most}" if spec.ranks > most else None
+    if spec.mig_profile:  # several instances fit on a GPU (``mig.words.refused``)
+        return None
     most = sum(sizes.values())
     if (spec.min_ranks or spec.ranks) <= most:
         return None

@@ -20,6 +20,7 @@ from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import malformed
 from scheduler_feedback.policies.intake.verdict_events import drop_verdict, subject_of
+from scheduler_feedback.policies.mig.demand import note_instances
 from scheduler_feedback.policies.nodes import draining, quarantine
 from scheduler_feedback.policies.shares.seen_requests import note_request
 
@@ -63,6 +64,7 @@ def arrived(context: CycleContext, job: Job) -> None:
     """Add a new job to the queue."""
     context.index.add_job(job)
     note_request(context.state, job)
+    note_instances(context.state, job)
     context.arrived.append(job.job_id)
 
 

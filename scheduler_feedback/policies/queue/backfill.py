@@ -46,7 +46,7 @@ def reserve(
     """
     at_ns = max(now_ns, job.not_before_ns)
     ended = bisect_right(releases, at_ns, key=_at_ns) if releases and releases[0].at_ns <= at_ns else 0
-    least = min(job.spec.ranks, job.spec.min_ranks or job.spec.ranks)
+    least = min(job.spec.ranks, plan.topology.slots_needed(job.spec))
     if goes_anywhere(plan, job) and not prefers_now(policy, job):
         return _reserve_any(plan, releases, job, least, at_ns, ended)
     return _reserve_place(plan, releases, job, least, at_ns, ended, policy)

@@ -33,7 +33,7 @@ def backfill(context: CycleContext, reservation: Reservation | None) -> None:
     greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, _first_key(state, index))
     if reservation is None and not greedy:
         return
-    free, divides = sum([inside[0] for inside in index.plan.free_in]), policy.sharing.divides
+    free, divides = sum([inside[0] for inside in index.plan.free_in]), policy.divides
     if not free and not divides:
         return
     room = _backfill(context, reservation) if reservation is not None else None

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_feedback.policies.queue.placement import REQUIRED_LEVEL, Shape
+from scheduler_feedback.policies.queue.placement import REQUIRED_LEVEL, Shape, least_slots
 
 Key = tuple[Any, ...]
 """Sort key of a job in the queue: the job with the least key is first. Its last item is the job's id."""
@@ -33,7 +33,7 @@ class Kind:
     shape: Shape
     queue: str
     ranks: int
-    """Minimum number of ranks of a job of this kind."""
+    """Minimum number of slots of a job of this kind."""
     buckets: dict[int, Bucket] = field(default_factory=dict)
 
 
@@ -70,7 +70,7 @@ class WaitingLine:
     def add(self, job_id: str, key: Key, shape: Shape, queue: str, length_ns: int) -> None:
         kind = self.kinds.get((shape, queue))
         if kind is None:
-            kind = self.kinds[(shape, queue)] = Kind(shape, queue, min(shape[0], shape[1] or shape[0]))
+            kind = self.kinds[(shape, queue)] = Kind(shape, queue, least_slots(shape))
         # A bucket spans half an octave, so a window splits one bucket of each kind, about a thirtieth of its jobs.
         number = (length_ns * length_ns).bit_length()
         bucket = kind.buckets.get(number)

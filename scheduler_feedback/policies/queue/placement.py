@@ -36,6 +36,9 @@ Shape = tuple[Any, ...]
 REQUIRED_LEVEL = 5
 """Index of the required network level in the tuple that ``shape_of`` returns."""
 
+MIG_PROFILE = 13
+"""Index of the MIG profile in the tuple that ``shape_of`` returns."""
+
 NEVER = 1e6
 """Large number instead of infinity, for the wait of a gang whose start cannot be predicted. The unit of such a wait is
 the gang's expected run time."""
@@ -58,7 +61,14 @@ def shape_of(job: Job) -> Shape:
         spec.constraint,
         job.relaxed,
         spec.sizes,
+        spec.mig_profile,
     )
+
+
+def least_slots(shape: Shape) -> int:
+    """Return the minimum number of slots of a job of this shape. All MIG instances of a job may be on one slot."""
+    ranks: int = min(shape[0], shape[1] or shape[0])
+    return 1 if shape[MIG_PROFILE] else ranks
 
 
 def prefers_now(policy: Policy | None, job: Job) -> bool:
@@ -97,12 +107,24 @@ def barred_for(plan: Plan, job: Job, excluded: Collection[str] = ()) -> int:
     barred = plan.topology.refused.get(job.spec.constraint, 0)
     if excluded or job.excluded_nodes:
         barred |= plan.topology.bits_of((*excluded, *job.excluded_nodes))
+    if job.spec.mig_profile:
+        barred |= every(plan) & ~plan.topology.mig.get(job.spec.mig_profile, (0, 0))[0]
     return barred
+
+
+def every(plan: Plan) -> int:
+    """Return all nodes, as a bit mask."""
+    return (1 << len(plan.topology.names)) - 1
 
 
 def may_borrow(spec: JobSpec) -> bool:
     """Return whether the job may use spare nodes, because it can be stopped when a move needs them."""
     return spec.preemptible and spec.restartable
+
+
+def in_parts(policy: Policy, spec: JobSpec) -> bool:
+    """Return whether the job may run beside others that stay when it leaves: in MIG instances or declared parts."""
+    return bool(spec.mig_profile) or (spec.shareable and policy.sharing.divides)
 
 
 def place(
@@ -124,7 +146,14 @@ def place(
     elastic gang gets as many ranks as fit, but at least its minimum. spares: whether it may use spare nodes even if it
     is not preemptible. patience: see ``slow_slots_pay``. emptied: nodes on which gangs are assumed to have ended, which
     frees their CPU and memory. Nodes that have the job's dataset are preferred (``nearer_to_data``).
+    A job in MIG instances gets idle slots that are enough for them.
     """
+    if job.spec.mig_profile:
+        if most is not None and most < job.spec.ranks:
+            return None
+        needed = plan.topology.slots_needed(job.spec)
+        job, most = structs.replace(job, spec=structs.replace(job.spec, ranks=needed)), None
+        return _place_anywhere(plan, job, excluded, suspects, policy, most, spares, patience, emptied)
     if not job.spec.dataset or not plan.datasets:
         return _place_anywhere(plan, job, excluded, suspects, policy, most, spares, patience, emptied)
 
@@ -254,6 +283,7 @@ def goes_anywhere(plan: Plan, job: Job) -> bool:
     return (
         spec.required_level is None
         and not spec.groups
+        and not spec.mig_profile
         and spec.pinned_node is None
         and not job.excluded_nodes
         and spec.constraint not in plan.topology.refused

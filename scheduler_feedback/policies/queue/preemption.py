@@ -11,7 +11,7 @@ A gang may be stopped if it is declared preemptible and restartable, and has run
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from heapq import merge
 
 from scheduler_feedback.core.cluster import Tier
@@ -24,7 +24,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, 
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order.round_robin import is_past_slice, slice_seconds
-from scheduler_feedback.policies.queue.placement import may_borrow, place, usable_types
+from scheduler_feedback.policies.queue.placement import in_parts, may_borrow, place, usable_types
 
 RENEW_NS = 1800 * 1_000_000_000
 """Interval, in ns, at which the expected run times of all pending jobs are updated from similar jobs."""
@@ -64,7 +64,7 @@ def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
     spec, since_ns = job.spec, job.attempt_started_ns
     if job.guest_of:  # it frees no slots
         return False
-    if spec.shareable and state.policy.sharing.divides and index_of(state).partners(job.job_id):
+    if in_parts(state.policy, spec) and index_of(state).partners(job.job_id):
         return False  # the other jobs on its slot stay
     if since_ns is None or job.stop_reason is not None or not (spec.preemptible and spec.restartable):
         return False
@@ -113,7 +113,7 @@ def choose(context: CycleContext) -> tuple[list[Job], int]:
             break
         job = state.jobs[key[-1]]
         waits = job.state is JobState.PENDING
-        ranks = (job.spec.min_ranks or job.spec.ranks) if waits else _counted(index, job)
+        ranks = index.plan.topology.slots_needed(job.spec) if waits else _counted(index, job)
         kept_free = 0 if not unlent or may_borrow(job.spec) else unlent
         if waits and (job.not_before_ns > now_ns or index.shares.room(job.spec.queue, ranks) is not None):
             continue
@@ -144,15 +144,15 @@ def _counted(index: SchedulingIndex, job: Job) -> int:
     """Count the running gang's slots, except slots on unavailable nodes and on nodes on probation."""
     if job.guest_of:  # the slots count for the jobs that it joined
         return 0
-    if job.spec.shareable and index.sharers and index.policy.sharing.divides:
-        first = [index.sharers.get(rank.slot, (job.job_id,))[0] for rank in job.ranks]
-        if first != [job.job_id] * len(first):  # its slot counts for the first job on it
-            return 0
+    slots: Collection[Slot] = [rank.slot for rank in job.ranks]
+    if index.sharers and in_parts(index.policy, job.spec):
+        # A slot counts for the first job on it, and once for all of its MIG instances.
+        slots = {slot for slot in slots if index.sharers.get(slot, (job.job_id,))[0] == job.job_id}
     plan = index.plan
     if not index.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
-        return len(job.ranks)
+        return len(slots)
     numbers, pools = plan.topology.number, plan.pool
-    found = (pools[numbers[rank.slot.node]] for rank in job.ranks if rank.slot.node in numbers)
+    found = (pools[numbers[slot.node]] for slot in slots if slot.node in numbers)
     return sum(pool != NOWHERE and pool % TIERS != Tier.PROBATION for pool in found)
 
 
@@ -223,20 +223,21 @@ def swap(context: CycleContext) -> None:
             continue
         if several:
             free = _most_free(index, job)
-        if job.not_before_ns > now_ns or job.spec.ranks <= free:
+        ranks = job.spec.ranks if not job.spec.mig_profile else index.plan.topology.slots_needed(job.spec)
+        if job.not_before_ns > now_ns or ranks <= free:
             continue  # it starts without preemption, or may not start yet
         if index.shares.room(job.spec.queue, job.spec.ranks) is not None:
             continue
         victims, found = [], free
         for urgency, job_id in movable:
-            if found >= job.spec.ranks or not (starved or -urgency > gain * job.urgency):
+            if found >= ranks or not (starved or -urgency > gain * job.urgency):
                 break
             if order.has_starved(state, state.jobs[job_id]) or (by_type and _owns(index, state.jobs[job_id], job)):
                 continue
             victims.append(state.jobs[job_id])
             found += _frees(index, state.jobs[job_id])
-        victims = _fewest(index, victims, job.spec.ranks - free, now_ns)
-        slots = place_without(index, job, victims, state) if found >= job.spec.ranks else None
+        victims = _fewest(index, victims, ranks - free, now_ns)
+        slots = place_without(index, job, victims, state) if found >= ranks else None
         if slots is None:
             passed += 1
             continue
@@ -269,12 +270,13 @@ def _most_free(index: SchedulingIndex, job: Job) -> int:
 def _frees(index: SchedulingIndex, job: Job) -> int:
     """Count the gang's slots that any other job could use after a stop: those on healthy nodes that are no spares."""
     spares = index.plan.has_spares()
+    slots: Collection[Slot] = [rank.slot for rank in job.ranks]
+    if job.spec.mig_profile:
+        slots = set(slots)
     if not index.doubtful and not spares:
-        return len(job.ranks)
+        return len(slots)
     nodes = index.state.nodes
-    return sum(
-        rank.slot.node not in index.doubtful and not (spares and nodes[rank.slot.node].spare) for rank in job.ranks
-    )
+    return sum(slot.node not in index.doubtful and not (spares and nodes[slot.node].spare) for slot in slots)
 
 
 def _fewest(index: SchedulingIndex, victims: list[Job], slots: int, now_ns: int) -> list[Job]:

@@ -12,6 +12,8 @@ from scheduler_feedback.core.job import Job, Slot, resized
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.data import dataset_cache
+from scheduler_feedback.policies.mig import words as mig_words
+from scheduler_feedback.policies.mig.instances import laid_out
 from scheduler_feedback.policies.power.admission import delayed, need_watts, refusal
 from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue import order, preemption
@@ -47,7 +49,7 @@ def place_or_reserve(context: CycleContext) -> Reservation | None:
     if not index.changed:
         return _kept(state)
     index.changed = False
-    line, position, divides = index.line.order, 0, state.policy.sharing.divides
+    line, position, divides = index.line.order, 0, state.policy.divides
     while position < len(line):
         job = state.jobs[line[position][-1]]
         if at_limit(index, job):
@@ -82,14 +84,14 @@ def replan(context: CycleContext) -> None:
         least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
         if job.spec.min_ranks:
             most = min(least + spare, job.spec.ranks if most is None else most)
-        if context.state.policy.sharing.divides:
+        if context.state.policy.divides:
             slots = place_now(index, job, most)
         else:
             slots = place(index.plan, job, policy=context.state.policy, most=most)
         if slots is not None:
             spare -= max(len(slots) - least, 0)
             start(context, job, slots, "started", "chosen by the preemption pass")
-    if context.state.policy.sharing.divides:
+    if context.state.policy.divides:
         _start_beside(context)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
 
@@ -194,8 +196,13 @@ def start(
     kind: kind of the log entry. guest_of: ids of the jobs with which it shares the slots. part: largest part of the
     computing power of each slot that it may use; 0: not limited.
     """
-    if delayed(context, job, slots):
+    if delayed(context, job, tuple(dict.fromkeys(slots))):
         return
+    starts: tuple[int, ...] = ()
+    if job.spec.mig_profile:
+        found = laid_out(context.index, job, slots)
+        assert found is not None, f"{job.job_id}: the instances that were placed do not fit on {where(slots)}"
+        slots, starts = found
     gpu_type = context.state.nodes[slots[0].node].gpu_type
     if job.awaited_until_ns and gpu_type:
         why += f"; it waited for a faster GPU type and starts on {gpu_type}"
@@ -203,15 +210,17 @@ def start(
     job.network_class = chosen_class(context.state, context.index.plan, job, slots)
     why += in_words(context.state, context.index.plan, job, slots)
     why += dataset_cache.in_words(context.state, job.spec, slots)
-    if context.state.policy.sharing.divides:
+    if job.spec.mig_profile:
+        why += mig_words.starts_in_words(context.index, job, slots)
+    elif context.state.policy.sharing.divides:
         why += part_placement.in_words(context.state, context.index, job, slots)
         for other in part_placement.partners_on(context.index, job, slots):
             context.record(other, "shares", f"shares {where(slots)} with {job.job_id}")
-    context.index.start(job, slots, context.action_id(), speed, guest_of, part)
+    context.index.start(job, slots, context.action_id(), speed, guest_of, part, starts)
     spec = with_class(resized(job.spec, len(slots)), job.network_class)
     if part:
         spec = structs.replace(spec, slot_share=part)
-    context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
+    context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why, starts))
     waited = span((context.now_ns - job.submitted_ns) / 1e9)
     context.decide(
         job.job_id, kind, f"attempt {job.attempt} starts on {where(slots)}, {waited} after submission: {why}"

@@ -23,6 +23,7 @@ from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
+from scheduler_feedback.policies.mig import words as mig_words
 from scheduler_feedback.policies.power import limits
 from scheduler_feedback.policies.power.admission import waits_for_power
 from scheduler_feedback.policies.queue import network_class
@@ -104,6 +105,8 @@ def _what_binds(state: State, job: Job) -> tuple[str, str]:
         if why := waits_for_power(state, index, job):
             return "power", f"its slots on {where(job.claim)} are reserved, and {why}"
         return "slots", f"its reserved slots on {where(job.claim)} are not free yet"
+    if (refused := mig_words.refused(state, job.spec)) is not None:
+        return "capacity", refused
     queued = job.job_id in index.line and not index.unsettled  # the capacity can hold every queued job
     if not queued and not index.capacity.could_hold(job):
         return "capacity", unholdable(index.capacity, job)
@@ -124,6 +127,8 @@ def _what_binds(state: State, job: Job) -> tuple[str, str]:
         return "slots", f"opportunistic: waits for {slots(ranks)} of {of}, or that no other job needs"
     if job.awaited_type:
         return "type", _awaits_type(state, job)
+    if job.spec.mig_profile:
+        return "slots", _awaits_instances(state, job)
     room = _shared_free(index.plan, job) >= ranks
     if room and prefers_now(state.policy, job) and not _fits(index.plan, job, state.policy):
         return "level", _awaits_level(state, job, ranks)
@@ -151,6 +156,17 @@ def _awaits_type(state: State, job: Job) -> str:
     if job.expected_start_ns is not None:
         text += f"; expected to start in {span(max(job.expected_start_ns - state.now_ns, 0) / 1e9)}"
     return f"{text}; after {most} it also uses slower GPUs"
+
+
+def _awaits_instances(state: State, job: Job) -> str:
+    """Return why the job has no MIG instances yet, as a sentence."""
+    text = _needs(job)
+    if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
+        wait = span(max(state.reserved_from_ns - state.now_ns, 0) / 1e9)
+        text = f"first in the queue; {text}; expected to start in {wait} at the latest"
+    elif state.reserved_for is not None:
+        text += f"; behind {state.reserved_for} in the queue"
+    return text + mig_words.waits_in_words(state, index_of(state), job)
 
 
 def _awaits_level(state: State, job: Job, ranks: int) -> str:
@@ -197,6 +213,8 @@ def behind_waits(plan: Plan, job: Job, head: str | None) -> str:
 
 def _needs(job: Job) -> str:
     """Return how many slots the job needs: 'needs 6 slots', or 'needs 2 to 6 slots' for an elastic gang."""
+    if job.spec.mig_profile:
+        return f"needs {mig_words.instances_in_words(job.spec)}"
     least, most = job.spec.min_ranks, job.spec.ranks
     return f"needs {least} to {slots(most)}" if least is not None and least < most else f"needs {slots(most)}"
 
@@ -476,7 +494,7 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
         if name != job.awaited_type and _fits(plan, structs.replace(job, job_id=""), policy, gpu_types=(name,)):
             found.append(f"with {name} as its only GPU type, it could start now")
     most = 0
-    if spec.pinned_node is None and not spec.groups and spec.ranks > 1:
+    if spec.pinned_node is None and not spec.groups and not spec.mig_profile and spec.ranks > 1:
         most = _fits(plan, job, policy, min_ranks=1)
     plan.rollback(mark)
     if 0 < most < spec.ranks:

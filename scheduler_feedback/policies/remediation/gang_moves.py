@@ -27,7 +27,7 @@ def may_be_moved(state: State, job: Job, now_ns: int, shares: bool = False) -> b
         return False
     if spec.groups and spec.min_ranks is None and spec.max_ranks is None:
         return False
-    if spec.shareable and not (shares and job.guest_of) and index_of(state).partners(job.job_id):
+    if spec.joins_slots and not (shares and job.guest_of) and index_of(state).partners(job.job_id):
         return False
     if job.claim or job.attempt_started_ns is None or cooling_ns(state.policy, job, now_ns) > 0:
         return False

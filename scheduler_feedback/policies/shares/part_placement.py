@@ -14,8 +14,10 @@ from itertools import groupby
 from scheduler_feedback.core.cluster import Tier
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, Packing, Slot
 from scheduler_feedback.core.state import Policy, Sharing, State
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.index.slot_plan import TIERS
+from scheduler_feedback.policies.mig import words
+from scheduler_feedback.policies.mig.instances import place_instances
 from scheduler_feedback.policies.queue.placement import (
     barred_for,
     may_borrow,
@@ -36,8 +38,10 @@ WHOLE = Part(0, 0)
 
 
 def uses_part(policy: Policy, job: Job) -> bool:
-    """Return whether the job is placed on a part of a slot."""
+    """Return whether the job is placed on parts of slots: declared ones, or MIG instances."""
     spec = job.spec
+    if spec.mig_profile:
+        return policy.mig
     return policy.sharing.divides and may_divide(spec) and spec.pinned_node is None and part_of(job) != WHOLE
 
 
@@ -63,6 +67,10 @@ def place_now(
     their expected ends are promised to another job. Use it instead of ``placement.place`` if the rule divides slots.
     """
     policy, spec = index.state.policy, job.spec
+    if spec.mig_profile:
+        if most is not None and most < spec.ranks:
+            return None
+        return place_instances(index, job, reserved)
     if uses_part(policy, job):
         if most is not None and most < spec.ranks:
             return None
@@ -87,6 +95,8 @@ def part_for(
     It prefers fast GPU types, then healthy nodes. reserved: slots that it must not use. shared_only: whether it must
     join other jobs. alone: whether it must not.
     """
+    if job.spec.mig_profile:
+        return place_instances(index, job, reserved, divided_only=shared_only)
     parts = parts_of(index)
     request = Request(WHOLE if alone else part_of(job), 1, cpu_milli_of(job.spec), shared_only)
     barred, kept = barred_for(index.plan, job), kept_slots(index, reserved)
@@ -107,6 +117,8 @@ def slows_none(index: SchedulingIndex, job: Job, slots: Iterable[Slot]) -> bool:
     False beside a job with several slots: all of them count as held until the latest end on any of them.
     """
     state = index.state
+    if job.spec.mig_profile:  # an instance has slices of its own
+        return True
     for slot in slots:
         there = {one: state.jobs[one].spec for one in partners_on(index, job, (slot,))}
         if any(len(index.held[one]) > 1 for one in there):
@@ -188,6 +200,8 @@ def partners_on(index: SchedulingIndex, job: Job, slots: Iterable[Slot]) -> list
 def in_words(state: State, index: SchedulingIndex, job: Job, slots: Collection[Slot]) -> str:
     """Return which part of a slot the job uses, and beside which jobs, to append to a sentence; '' if it uses none."""
     policy = state.policy
+    if job.spec.mig_profile:
+        return words.present(index, job, slots)
     if not uses_part(policy, job):
         return ""
     device = min((state.nodes[slot.node].slot_memory_mib for slot in slots if slot.node in state.nodes), default=0)
@@ -208,6 +222,8 @@ def in_words(state: State, index: SchedulingIndex, job: Job, slots: Collection[S
 
 def waits_in_words(state: State, job: Job) -> str:
     """Return of which part of a slot the pending job has found none, to append to a sentence; '' if it uses none."""
+    if job.spec.mig_profile:
+        return words.waits_in_words(state, index_of(state), job)
     if not uses_part(state.policy, job):
         return ""
     return f"; no slot that it may use now has {_amount(job)} left"

@@ -125,7 +125,7 @@ class SlotParts:
             here = sharers.get(slot) if not barred >> position & 1 else None
             if free >> position & 1:
                 found.append(empty)
-            elif here:
+            elif here and slot not in self.index.divided:
                 parts = [part_of(jobs[one]) for one in here]
                 found.append(left_of(parts, node.slot_memory_mib, node.jobs_per_slot))
             else:

@@ -97,7 +97,7 @@ def refresh(context: CycleContext) -> None:
         if node is not None:
             alone = attempt_speed(state.policy, job, node.gpu_type, len(job.ranks), index.plan.learnt)
         beside = 1.0
-        if partners:
+        if partners and not job.spec.mig_profile:  # MIG instances do not slow one another
             beside = assumed_speed(state, job.spec, [state.jobs[one].spec for one in partners])
         guest_of = tuple(one for one in job.guest_of if one in partners)
         if job.guest_of and not guest_of:

@@ -23,6 +23,8 @@ def shared_speed(context: CycleContext, event: SharedSpeed) -> None:
     job = state.jobs.get(event.job_id)
     if job is None or job.attempt != event.attempt or job.state is not JobState.RUNNING:
         return
+    if job.spec.mig_profile:  # its instance has slices of its own
+        return
     partners = index.partners(job.job_id)
     if tuple(partners) != event.partners or not partners:  # the measurement is of another group
         return

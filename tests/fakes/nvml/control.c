@@ -360,6 +360,7 @@ EXPORT void fake_push_xid(u32 gpu, u32 xid) { fake_push_event(gpu, 8, xid, NO_IN
 EXPORT void fake_set_mig(u32 gpu, u32 layout)
 {
     control->mig_layout[gpu] = layout;
+    memset(control->created[gpu], 0, sizeof control->created[gpu]);
     control->mig_generation[gpu]++;
     fake_push_event(gpu, 0x100, 0, NO_INSTANCE);
 }

@@ -114,7 +114,10 @@ class FakeNvml:
         self._c.fake_set_event_code(code)
 
     def set_mig(self, gpu: int, layout: int) -> None:
-        """Reconfigure MIG: 0 off, 1 mixed sizes, 2 seven small instances. Older handles become invalid."""
+        """Reconfigure MIG: 0 off, 1 mixed sizes, 2 seven small instances, 3 on, and instances are created by calls.
+
+        Older handles become invalid.
+        """
         self._c.fake_set_mig(gpu, layout)
 
     def set_driver_loaded(self, loaded: bool) -> None:

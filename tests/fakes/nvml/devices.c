@@ -30,7 +30,13 @@ int mig_enabled(int gpu) { return control->mig_layout[gpu] != 0; }
 
 const struct mig_profile *instance_of(const struct device *device)
 {
-    return &mig_layout(control->mig_layout[device->gpu])[device->slot];
+    return instance_in(device->gpu, device->slot);
+}
+
+struct device *instance_device(int gpu, int slot)
+{
+    instances[gpu][slot] = (struct device){gpu, slot, control->driver_generation, control->mig_generation[gpu]};
+    return &instances[gpu][slot];
 }
 
 u32 gpu_instance_id(const struct device *device) { return (u32)device->slot + 1; }
@@ -48,6 +54,8 @@ static void write_uuid(const struct device *device, char *to, size_t length)
     u32 kind = control->board + 1;
     if (device->slot < 0)
         snprintf(to, length, "GPU-%08x-0000-4000-8000-%012x", kind, device->gpu);
+    else if (control->mig_layout[device->gpu] == MIG_CREATED)
+        snprintf(to, length, "MIG-%08x-c000-4000-8000-%012x", kind, control->created[device->gpu][device->slot].serial);
     else
         snprintf(to, length, "MIG-%08x-%04x-4000-8000-%08x%04x", kind, control->mig_generation[device->gpu] & 0xffff,
                  device->gpu, device->slot);
@@ -283,13 +291,9 @@ EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, u32 index,
     ENTER_WHOLE(device);
     if (!board()->mig)
         return NOT_SUPPORTED;
-    const struct mig_profile *profiles = mig_layout(control->mig_layout[device->gpu]);
-    for (u32 slot = 0; slot <= index; slot++)
-        if (slot >= MIG_SLOTS || !profiles[slot].name)
-            return NOT_FOUND;
-    *instance = &instances[device->gpu][index];
-    **instance = (struct device){device->gpu, (int)index, control->driver_generation,
-                                 control->mig_generation[device->gpu]};
+    if (index >= MIG_SLOTS || !instance_in(device->gpu, (int)index))
+        return NOT_FOUND;
+    *instance = instance_device(device->gpu, (int)index);
     return SUCCESS;
 }
 
@@ -336,6 +340,12 @@ struct instance_info {
 EXPORT int nvmlDeviceGetGpuInstanceById(struct device *device, u32 id, struct device **instance)
 {
     ENTER_WHOLE(device);
+    if (control->mig_layout[device->gpu] == MIG_CREATED) {
+        if (id < 1 || id > MIG_SLOTS || !control->created[device->gpu][id - 1].active)
+            return NOT_FOUND;
+        *instance = instance_device(device->gpu, (int)id - 1);
+        return SUCCESS;
+    }
     struct device *found;
     int code = nvmlDeviceGetMigDeviceHandleByIndex(device, id - 1, &found);
     if (code == SUCCESS)
@@ -346,6 +356,12 @@ EXPORT int nvmlDeviceGetGpuInstanceById(struct device *device, u32 id, struct de
 EXPORT int nvmlGpuInstanceGetInfo(struct device *instance, struct instance_info *info)
 {
     ENTER(instance);
+    const struct created *made = &control->created[instance->gpu][instance->slot];
+    if (control->mig_layout[instance->gpu] == MIG_CREATED) { /* also without a compute instance */
+        *info = (struct instance_info){gpu_device(instance->gpu), gpu_instance_id(instance), made->profile, made->start,
+                                       mig_size(made->profile)};
+        return SUCCESS;
+    }
     const struct mig_profile *profile = instance_of(instance);
     *info = (struct instance_info){gpu_device(instance->gpu), gpu_instance_id(instance), profile->id, profile->start,
                                    profile->slices == 3 ? 4 : (u32)profile->slices};

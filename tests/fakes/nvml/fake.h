@@ -32,6 +32,8 @@ enum {
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
     FUNCTION_NOT_FOUND = 13,
+    IN_USE = 19,
+    INSUFFICIENT_RESOURCES = 23,
     GPU_IS_LOST = 15,
     VERSION_MISMATCH = 25,
 };
@@ -70,6 +72,20 @@ struct mig_profile {
 
 /* Instances of layout `layout`; the last has a NULL name. Layout 0: MIG is off. */
 const struct mig_profile *mig_layout(u32 layout);
+
+/* A layout whose instances are created and destroyed by calls (instances.c). */
+#define MIG_CREATED 3
+
+/* A GPU instance that a call has created. */
+struct created {
+    u32 active, compute, profile, start, serial;
+};
+
+/* Memory slices of a profile by its number. */
+u32 mig_size(u32 profile);
+
+/* The instance in this slot of the GPU; NULL if there is none, or no compute instance in it. */
+const struct mig_profile *instance_in(int gpu, int slot);
 
 /* --- control ----------------------------------------------------------------------------------------------------- */
 
@@ -117,6 +133,8 @@ struct control {
     u32 event_head;           /* events ever pushed; a futex */
     u64 epoch_us, clock_us;   /* start of the counters; elapsed time if frozen, or 0 */
     u32 gpu_code[GPUS], gpu_hang[GPUS], mig_layout[GPUS], mig_generation[GPUS], slot_of[GPUS];
+    struct created created[GPUS][MIG_SLOTS];
+    u32 created_count;
     u32 limit_mw[GPUS];       /* power limit that was set; 0: the board's. The driver keeps it when a process ends */
     struct field_rule fields[FIELD_RULES];
     struct call_rule calls[CALL_RULES];
@@ -159,6 +177,8 @@ u64 reading(const char *symbol, const struct device *device, u64 plausible);
 int gpus_present(void);
 struct device *gpu_device(int gpu);
 const struct mig_profile *instance_of(const struct device *device);
+/* The handle of the instance in this slot. */
+struct device *instance_device(int gpu, int slot);
 u32 gpu_instance_id(const struct device *device);
 int mig_enabled(int gpu);
 int copy_text(char *to, u32 length, const char *text);
