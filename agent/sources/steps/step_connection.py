@@ -121,13 +121,16 @@ class Connection:
 
         A process that does not read has a full socket, and gets no question. Then it gives no answer either.
         """
-        if self.owes_report:
-            return
+        if not self.owes_report and self.send(QUESTION):
+            self.owes_report = True
+
+    def send(self, message: bytes) -> bool:
+        """Send a message to the process, without waiting. Return whether it was sent."""
         try:
-            self.socket.send(len(QUESTION).to_bytes(LENGTH_BYTES, "big") + QUESTION, socket.MSG_NOSIGNAL)
+            self.socket.send(len(message).to_bytes(LENGTH_BYTES, "big") + message, socket.MSG_NOSIGNAL)
         except OSError:
-            return
-        self.owes_report = True
+            return False
+        return True
 
     def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
         """Keep the descriptor of the step ring, which must be the only one.
