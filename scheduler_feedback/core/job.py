@@ -309,13 +309,15 @@ class StepTimes(msgspec.Struct, frozen=True):
     compute_seconds: float
     """Mean time of a step for which a rank does not wait in collectives."""
     network_seconds: float
-    """Least time of a step for which all ranks wait in collectives: without other traffic."""
+    """Least time of a step for which all ranks wait in collectives."""
     since_ns: int
     """Begin of the newest measurement, in nanoseconds."""
     measured_ns: int
     """End of the newest measurement, in nanoseconds."""
     uplinks: tuple[str, ...] = ()
     """Names of the domains whose uplinks the gang uses."""
+    undisturbed: bool = True
+    """Whether network_seconds was measured without other traffic: with a time shift, or alone on its uplinks."""
 
 
 class Job(msgspec.Struct):

@@ -2,9 +2,9 @@
 
 The policy takes the measured steps of running gangs (`SpeedMeasured`) that use the uplinks of several domains. Gangs
 that share an uplink form a group. A group gets windows (``windows``) if its sum of speeds is expected to be larger with
-them. Afterwards their gain is measured: if the sum of the measured speeds is not larger, the shifts end, and the gangs
-get none for AGAIN_SECONDS. Learnt times of communication only become shorter, because other traffic only makes them
-longer.
+them. Gangs that were never measured without other traffic get them as a trial, as if they had shared their uplinks all
+the time. Afterwards the gain is measured. If the measured speeds are not larger, the shifts end, and the gangs get none
+for AGAIN_SECONDS. Learnt times of communication only become shorter, because other traffic only makes them longer.
 
 Nothing here depends on the passing of time alone: a decision needs a new report, or the end of a gang.
 """
@@ -54,12 +54,17 @@ def speed_measured(context: CycleContext, job: Job, event: SpeedMeasured) -> Non
         return
     wait = event.wait_share * event.interval_seconds
     network = event.network_seconds if event.delay_seconds <= 0 else wait - event.delay_seconds
+    names = tuple(_name(plan, domain) for domain in uplinks)
+    others = (context.state.jobs[one] for one in context.index.stepping if one != job.job_id)
+    undisturbed = event.delay_seconds > 0 or all(set(names).isdisjoint(_uplinks(one)) for one in others)
     if job.step_times is not None:
         network = min(network, job.step_times.network_seconds)
+        undisturbed |= job.step_times.undisturbed
     since_ns = context.now_ns - nanoseconds(event.seconds)
-    names = tuple(_name(plan, domain) for domain in uplinks)
     compute = max(event.interval_seconds - wait, 0.0)
-    times = StepTimes(event.interval_seconds, compute, max(network, 0.0), since_ns, context.now_ns, names)
+    times = StepTimes(
+        event.interval_seconds, compute, max(network, 0.0), since_ns, context.now_ns, names, undisturbed
+    )  # fmt: skip
     context.index.report_steps(job, times)
 
 
@@ -133,18 +138,48 @@ def _decide(context: CycleContext, group: list[Job]) -> None:
         return
     chosen = sorted(group, key=lambda job: -_flow(job).profile.share)[:MOST_GANGS]
     chosen = sorted([job for job in chosen if job.shift_again_ns <= context.now_ns], key=lambda job: job.job_id)
-    if len(chosen) < 2 or _still_fit(chosen):
+    ids = tuple(job.job_id for job in group)
+    if len(chosen) < 2 or _still_fit(chosen, ids):
         return
-    flows = [_flow(job) for job in chosen]
-    ids = tuple(job.job_id for job in chosen)
-    order = sorted(range(len(chosen)), key=lambda number: flows[number])  # equal groups have equal windows
-    found = better_windows(tuple(flows[number] for number in order), context.state.policy.uplink_gangs)
-    if not found and any(job.time_shift and job.time_shift.judged and job.time_shift.group == ids for job in chosen):
+    windows = _better(chosen, dict.fromkeys(ids, 1), context.state.policy.uplink_gangs)
+    if any(windows):
+        _apply(context, chosen, windows, ids)
+        return
+    if any(job.time_shift and job.time_shift.judged and job.time_shift.group == ids for job in chosen):
         return  # a measured gain counts more than an expected one
-    windows: list[Window | None] = [None] * len(chosen)
-    for place, number in enumerate(order):
-        windows[number] = found[place] if found else None
-    _apply(context, chosen, windows)
+    crowds = _crowds(group)
+    if not all(job.step_times is None or job.step_times.undisturbed or crowds[job.job_id] == 1 for job in chosen):
+        windows = _better(chosen, crowds, context.state.policy.uplink_gangs)
+    _apply(context, chosen, windows, ids)
+
+
+def _crowds(group: list[Job]) -> dict[str, int]:
+    """Return by how many gangs the uplinks of each gang may have been shared while its communication was measured."""
+    users: dict[str, int] = {}
+    for job in group:
+        for uplink in _uplinks(job):
+            users[uplink] = users.get(uplink, 0) + 1
+    return {
+        job.job_id: 1
+        if job.step_times is None or job.step_times.undisturbed
+        else max(users[uplink] for uplink in _uplinks(job))
+        for job in group
+    }
+
+
+def _better(jobs: list[Job], crowds: Mapping[str, int], capacity: float) -> list[Window | None]:
+    """Return the window of each gang; none if their sum of speeds is not expected to be larger with windows.
+
+    crowds: by how much the time of each gang's communication is divided. Gangs that always communicate at the same time
+    never show how long they communicate alone, so windows for these shorter times are tried, and judged afterwards.
+    """
+    flows = [_flow(job, crowds[job.job_id]) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda number: flows[number])  # equal groups have equal windows
+    found = better_windows(tuple(flows[number] for number in order), capacity)
+    windows: list[Window | None] = [None] * len(jobs)
+    for number, window in zip(order, found, strict=False):
+        windows[number] = window
+    return windows
 
 
 def _settled(group: list[Job]) -> bool:
@@ -154,18 +189,19 @@ def _settled(group: list[Job]) -> bool:
     return all(job.step_times is not None and job.step_times.since_ns >= began_ns for job in group)
 
 
-def _flow(job: Job) -> Flow:
+def _flow(job: Job, crowd: int = 1) -> Flow:
     times = job.step_times
     assert times is not None
     loads = tuple((name, 1.0) for name in times.uplinks)
-    return Flow(Profile(times.compute_seconds, times.network_seconds), loads, max(job.network_class, 0))
+    return Flow(Profile(times.compute_seconds, times.network_seconds / crowd), loads, max(job.network_class, 0))
 
 
 def _harmful(context: CycleContext, group: list[Job]) -> bool:
     """Judge shifts whose effect has been measured. Return whether they have ended, because they have brought
     nothing."""
     shifted = [job for job in group if job.time_shift is not None]
-    fresh = [job for job in shifted if job.time_shift is not None and not job.time_shift.judged]
+    ids = tuple(job.job_id for job in group)
+    fresh = [one for one in shifted if one.time_shift and not one.time_shift.judged and one.time_shift.group == ids]
     if not fresh:
         return False
     gains = [
@@ -188,11 +224,10 @@ def _harmful(context: CycleContext, group: list[Job]) -> bool:
     return True
 
 
-def _still_fit(jobs: list[Job]) -> bool:
-    """Return whether all gangs have windows of one decision that fit their present steps."""
+def _still_fit(jobs: list[Job], group: tuple[str, ...]) -> bool:
+    """Return whether the gangs have windows of a decision about the present group that fit their present steps."""
     shifted = [(job, job.time_shift) for job in jobs if job.time_shift is not None]
-    ids = tuple(job.job_id for job in jobs)
-    if not shifted or any(shift.group != ids for _, shift in shifted):
+    if not shifted or any(shift.group != group for _, shift in shifted):
         return False
     if any(sum(_flow(job).profile) > shift.period_ns / 1e9 for job, shift in shifted):
         return False
@@ -200,14 +235,17 @@ def _still_fit(jobs: list[Job]) -> bool:
     return any(sum(_flow(job).profile) * (1 + SLACK + CHANGED) >= shift.period_ns / 1e9 for job, shift in shifted)
 
 
-def _apply(context: CycleContext, jobs: list[Job], windows: list[Window | None]) -> None:
-    """Give the gangs these windows, and record why."""
+def _apply(context: CycleContext, jobs: list[Job], windows: list[Window | None], group: tuple[str, ...]) -> None:
+    """Give the gangs these windows, and record why. group: ids of all gangs of the group."""
     shifts = dict(_grids(jobs, windows))
     if not shifts:
         for job in jobs:
             if job.time_shift is not None:
                 _end(context, job, "its group is not expected to run faster with them any more")
         return
+    # Without a measurement of the present group without shifts, there is nothing to compare with.
+    incomparable = any(job.time_shift is not None and job.time_shift.group != group for job in jobs)
+    judged = incomparable or any(job.time_shift is not None and job.time_shift.judged for job in jobs)
     for job in jobs:
         if (grid := shifts.get(job.job_id)) is None:
             if job.time_shift is not None:
@@ -216,8 +254,6 @@ def _apply(context: CycleContext, jobs: list[Job], windows: list[Window | None])
         times, before = job.step_times, job.time_shift
         assert times is not None
         before_seconds = times.interval_seconds if before is None else before.before_seconds
-        judged = before is not None and before.judged
-        group = tuple(one.job_id for one in jobs)
         context.index.shift_steps(job, TimeShift(*grid, context.now_ns, before_seconds, judged, group))
     for job in jobs:
         if job.job_id in shifts:
