@@ -45,9 +45,9 @@ from scheduler_feedback.core.telemetry.steps.speed_reports import LEAST_WAIT
 
 MBIT = 200
 """Speed of the uplink between the racks. The links of nodes have five times that."""
-COMPUTE_SECONDS = {"a": 0.32, "b": 0.34}
+COMPUTE_SECONDS = {"a": 0.50, "b": 0.53}
 """Time for which the ranks of each gang sleep in a step."""
-NETWORK_SECONDS = 0.2
+NETWORK_SECONDS = 0.3
 """Time to send the data of a step over the idle uplink."""
 BYTES = round(MBIT * 1e6 / 8 * NETWORK_SECONDS)
 PORT = 29400

@@ -133,7 +133,7 @@ def test_a_process_of_the_node_cannot_order_shifts_over_loopback() -> None:
 @pytest.mark.parametrize(
     ("line", "taken"),
     [
-        (order_line({"a/b c": TimeShift(1000, 10), "slurm-7.0": TimeShift(5, 0)}), {"a/b c": (1000, 10), "slurm-7.0": (5, 0)}),
+        (order_line({"a/b c": TimeShift(1000, 10), "s-7.0": TimeShift(5, 0)}), {"a/b c": (1000, 10), "s-7.0": (5, 0)}),
         (NONE, {}),
         (b"time-shifts j=0/0\n", None),
         (b"time-shifts j=5\n", None),

@@ -57,7 +57,7 @@ def least_burdened(plan: Plan, holes: list[tuple[int, int]], ranks: int, gang: C
     holes: (number of free slots, number of the domain) of each possible domain; the result has the same form. ranks:
     those to place here, some or all of the gang's.
     """
-    if not plan.crossing and not plan.congested:
+    if not (plan.crossing and plan.uplink_slowdown) and not plan.congested:
         return holes
     cost = {domain: plan.uplink_cost(domain, gang) for _, domain in holes}
     for most in sorted(set(cost.values())):

@@ -4,7 +4,7 @@ The policy takes the measured steps of running gangs (`SpeedMeasured`) that use 
 that share an uplink form a group. A group gets windows (``windows``) if its sum of speeds is expected to be larger with
 them. Gangs that were never measured without other traffic get them as a trial, as if they had shared their uplinks all
 the time. Afterwards the gain is measured. If the measured speeds are not larger, the shifts end, and the gangs get none
-for AGAIN_SECONDS. Learnt times of communication only become shorter, because other traffic only makes them longer.
+for AGAIN_SECONDS. Without shifts, learnt times of communication only become shorter: other traffic makes them longer.
 
 Nothing here depends on the passing of time alone: a decision needs a new report, or the end of a gang.
 """
@@ -39,7 +39,7 @@ LEAST_GAIN = 0.01
 PERIOD_PARTS = 27720
 """The common period is a multiple of this in ns, so that it can be divided by every number up to 12."""
 
-CHANGED = 0.03
+CHANGED = 0.05
 """A group keeps its windows while the length of each gang's step fits its period, and is at most this part of the
 period shorter than expected."""
 
@@ -53,13 +53,14 @@ def speed_measured(context: CycleContext, job: Job, event: SpeedMeasured) -> Non
     if not uplinks or event.network_seconds is None:
         return
     wait = event.wait_share * event.interval_seconds
-    network = event.network_seconds if event.delay_seconds <= 0 else wait - event.delay_seconds
     names = tuple(_name(plan, domain) for domain in uplinks)
-    others = (context.state.jobs[one] for one in context.index.stepping if one != job.job_id)
-    undisturbed = event.delay_seconds > 0 or all(set(names).isdisjoint(_uplinks(one)) for one in others)
-    if job.step_times is not None:
-        network = min(network, job.step_times.network_seconds)
-        undisturbed |= job.step_times.undisturbed
+    undisturbed = event.delay_seconds > 0 or all(len(plan.crossing.get(domain, ())) < 2 for domain in uplinks)
+    network, before = event.network_seconds, job.step_times
+    if event.delay_seconds > 0:
+        network = wait - event.delay_seconds
+    elif before is not None:
+        network = min(network, before.network_seconds)
+        undisturbed |= before.undisturbed
     since_ns = context.now_ns - nanoseconds(event.seconds)
     compute = max(event.interval_seconds - wait, 0.0)
     times = StepTimes(
@@ -134,12 +135,14 @@ def _decide(context: CycleContext, group: list[Job]) -> None:
         return
     if not _settled(group):
         return
-    if _harmful(context, group):
-        return
     chosen = sorted(group, key=lambda job: -_flow(job).profile.share)[:MOST_GANGS]
     chosen = sorted([job for job in chosen if job.shift_again_ns <= context.now_ns], key=lambda job: job.job_id)
     ids = tuple(job.job_id for job in group)
-    if len(chosen) < 2 or _still_fit(chosen, ids):
+    if len(chosen) < 2:
+        return
+    fit = _still_fit(chosen, ids)
+    # Periods that are too long for what is learnt with the first shifts say nothing about shorter ones.
+    if (fit or _too_long(chosen)) and (_harmful(context, group) or fit):
         return
     windows = _better(chosen, dict.fromkeys(ids, 1), context.state.policy.uplink_gangs)
     if any(windows):
@@ -229,10 +232,15 @@ def _still_fit(jobs: list[Job], group: tuple[str, ...]) -> bool:
     shifted = [(job, job.time_shift) for job in jobs if job.time_shift is not None]
     if not shifted or any(shift.group != group for _, shift in shifted):
         return False
-    if any(sum(_flow(job).profile) > shift.period_ns / 1e9 for job, shift in shifted):
+    if _too_long(jobs):
         return False
     # The gang with the longest steps decides about the period.
     return any(sum(_flow(job).profile) * (1 + SLACK + CHANGED) >= shift.period_ns / 1e9 for job, shift in shifted)
+
+
+def _too_long(jobs: list[Job]) -> bool:
+    """Return whether the steps of a gang are longer than its period."""
+    return any(job.time_shift and sum(_flow(job).profile) > job.time_shift.period_ns / 1e9 for job in jobs)
 
 
 def _apply(context: CycleContext, jobs: list[Job], windows: list[Window | None], group: tuple[str, ...]) -> None:
@@ -245,7 +253,6 @@ def _apply(context: CycleContext, jobs: list[Job], windows: list[Window | None],
         return
     # Without a measurement of the present group without shifts, there is nothing to compare with.
     incomparable = any(job.time_shift is not None and job.time_shift.group != group for job in jobs)
-    judged = incomparable or any(job.time_shift is not None and job.time_shift.judged for job in jobs)
     for job in jobs:
         if (grid := shifts.get(job.job_id)) is None:
             if job.time_shift is not None:
@@ -254,7 +261,7 @@ def _apply(context: CycleContext, jobs: list[Job], windows: list[Window | None],
         times, before = job.step_times, job.time_shift
         assert times is not None
         before_seconds = times.interval_seconds if before is None else before.before_seconds
-        context.index.shift_steps(job, TimeShift(*grid, context.now_ns, before_seconds, judged, group))
+        context.index.shift_steps(job, TimeShift(*grid, context.now_ns, before_seconds, incomparable, group))
     for job in jobs:
         if job.job_id in shifts:
             context.decide(job.job_id, "time-shift", in_words(job, jobs))
@@ -273,6 +280,13 @@ def _grids(jobs: list[Job], windows: list[Window | None]) -> Iterator[tuple[str,
 def _end(context: CycleContext, job: Job, why: str) -> None:
     context.index.shift_steps(job, None)
     context.record(job.job_id, "time-shift", f"its steps begin at any time again: {why}")
+
+
+def present(state: State, job: Job) -> str:
+    """Return the time shift of a running gang, as a part of a sentence; '' if it has none."""
+    if job.time_shift is None:
+        return ""
+    return f"; {in_words(job, [state.jobs[one] for one in job.time_shift.group if one in state.jobs])}"
 
 
 def in_words(job: Job, jobs: Iterable[Job]) -> str:

@@ -19,8 +19,9 @@ GRID = 48
 GUARDS = (8, 6, 4, 3, 2, 1, 0)
 """Possible lengths of the pauses between windows, in parts of the grid."""
 
-SLACK = JITTER
-"""Part of a step by which the common period is longer than the longest step, so that a late gang can catch up."""
+SLACK = 2 * JITTER
+"""Part of a step by which the common period is longer than the longest step, so that few steps are late, and a gang
+that is late can catch up."""
 
 LEAST_SHARE = 0.02
 """A gang that communicates for a smaller share of its steps gets no window."""
