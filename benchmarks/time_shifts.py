@@ -33,7 +33,7 @@ from agent.collectors.steps.step_collector import StepCollector
 from agent.rank_attribution import Attribution
 from agent.schema.frame import StepRecord
 from agent.sources.steps.shift_orders import ShiftOrders
-from benchmarks.reality.site import SUBNET, Site, SiteError, unsupported
+from benchmarks.reality.site import SHARES, SUBNET, Site, SiteError, unsupported
 from gangwatch.steps import Reporter
 from scheduler_feedback import cycle
 from scheduler_feedback.controller.time_shift_reports import DELAY, STEPS
@@ -43,11 +43,11 @@ from scheduler_feedback.core.job import JobSpec, TimeShift
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.telemetry.steps.speed_reports import LEAST_WAIT
 
-MBIT = 200
+MBIT = 40
 """Speed of the uplink between the racks. The links of nodes have five times that."""
-COMPUTE_SECONDS = {"a": 0.50, "b": 0.53}
+COMPUTE_SECONDS = {"a": 0.42, "b": 0.44}
 """Time for which the ranks of each gang sleep in a step."""
-NETWORK_SECONDS = 0.3
+NETWORK_SECONDS = 0.32
 """Time to send the data of a step over the idle uplink."""
 BYTES = round(MBIT * 1e6 / 8 * NETWORK_SECONDS)
 PORT = 29400
@@ -174,7 +174,7 @@ class Agents:
 
 
 def of_gang(steps: list[tuple[str, StepRecord]], gang: str, since_ns: int) -> tuple[list[float], list[float]]:
-    """Return the intervals between the ends of the gang's steps, and the least wait of its ranks in each step.
+    """Return the time of each step of the gang from the end of the one before, and the least wait of its ranks in it.
 
     Both are in seconds.
     """
@@ -184,7 +184,7 @@ def of_gang(steps: list[tuple[str, StepRecord]], gang: str, since_ns: int) -> tu
             ends.setdefault(step.step, []).append((step.start_ns + step.duration_ns, step.wait_ns or 0))
     whole = [one for _, one in sorted(ends.items()) if len(one) == 2]
     times = [max(end for end, _ in one) / 1e9 for one in whole]
-    return np.diff(times).tolist(), [min(wait for _, wait in one) / 1e9 for one in whole]
+    return np.diff(times).tolist(), [min(wait for _, wait in one) / 1e9 for one in whole[1:]]
 
 
 # --- the scheduler ---------------------------------------------------------------------------------------------------
@@ -238,6 +238,9 @@ def measure(pairs: int) -> dict[str, object]:
             enter = ("ip", "netns", "exec", site.node(number).namespace)
             rank_of = (sys.executable, "-m", "benchmarks.time_shifts", "--rank", gang, str(rank), peer)
             processes.append(subprocess.Popen([*enter, *rank_of], env=environment))
+            # The ranks come before other processes of the machine, which they would not have beside them in reality.
+            (site.group("cpu", site.node(number).name) / "cgroup.procs").write_text(str(processes[-1].pid))
+        site.set_shares(SHARES)
         agents.run(START_SECONDS, {})
         if len({(name, step.member.rank) for name, step in agents.steps}) < 4:
             raise SiteError(f"not all ranks have reported steps within {START_SECONDS:g} s")

@@ -72,6 +72,8 @@ def _without_effect(
         found.append((what, f"a quota for each queue, {_FAIR} and {_PREEMPT}"))
     if policy.power_budget_watts and policy.mode is Mode.OBSERVE:
         found.append(("policy.power_budget_watts: no limit is set in mode observe", 'controller.mode = "act"'))
+    if policy.time_shifts and policy.mode is Mode.OBSERVE:
+        found.append(("policy.time_shifts: no step is delayed in mode observe", 'controller.mode = "act"'))
     if slurm:
         return found + _without_effect_with_slurm(policy)
     if policy.power_budget_watts and not sets_power:

@@ -19,7 +19,7 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.feed.power_orders import PowerOrders
 from scheduler_feedback.feed.shift_orders import order_line
 from scheduler_feedback.policies.index.scheduling_index import index_of
-from scheduler_feedback.policies.network.time_shifts import circumstances
+from scheduler_feedback.policies.network.time_shifts import circumstances, in_force
 
 DELAY, STEPS = "gangwatch_rank_time_shift_seconds_total", "gangwatch_rank_steps_total"
 
@@ -118,7 +118,7 @@ class TimeShiftReports:
 
     def measure(self, state: State, now_ns: int) -> list[Event]:
         """Replace the orders, and let the gangs be measured again that need it. now_ns: monotonic time."""
-        self.enabled = state.policy.time_shifts
+        self.enabled = in_force(state)
         if not self.enabled:
             self._circumstances = {}
             self._agents.clear()

@@ -19,7 +19,7 @@ from msgspec import structs
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import SpeedMeasured
 from scheduler_feedback.core.job import Job, StepTimes, TimeShift
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state import Mode, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.index.slot_plan import Plan
@@ -44,9 +44,14 @@ CHANGED = 0.05
 period shorter than expected."""
 
 
+def in_force(state: State) -> bool:
+    """Return whether steps may be delayed. Mode `observe` delays none."""
+    return state.policy.time_shifts and state.policy.mode is Mode.ACT
+
+
 def speed_measured(context: CycleContext, job: Job, event: SpeedMeasured) -> None:
     """Learn the step times of a running gang from a report of its speed."""
-    if not context.state.policy.time_shifts or not event.interval_seconds > 0 or event.wait_share is None:
+    if not in_force(context.state) or not event.interval_seconds > 0 or event.wait_share is None:
         return
     plan = context.index.plan
     uplinks = crossed(plan, context.index.held.get(job.job_id, ()))
@@ -115,10 +120,10 @@ def choose_shifts(context: CycleContext) -> None:
     """Decide about the time shifts of all groups with a new report or without a former member."""
     state, index = context.state, context.index
     changed, index.steps_changed = index.steps_changed, set()
-    if not state.policy.time_shifts:
+    if not in_force(state):
         for job_id in sorted(index.stepping):
             if state.jobs[job_id].time_shift is not None:
-                _end(context, state.jobs[job_id], "policy.time_shifts is off")
+                _end(context, state.jobs[job_id], "policy.time_shifts is off, or the mode is observe")
             index.report_steps(state.jobs[job_id], None)
         return
     if not changed or state.frozen:
