@@ -45,17 +45,17 @@ from scheduler_feedback.core.telemetry.steps.speed_reports import LEAST_WAIT
 
 MBIT = 40
 """Speed of the uplink between the racks. The links of nodes have five times that."""
-COMPUTE_SECONDS = {"a": 0.42, "b": 0.44}
+COMPUTE_SECONDS = {"a": 0.40, "b": 0.44}
 """Time for which the ranks of each gang sleep in a step."""
 NETWORK_SECONDS = 0.32
 """Time to send the data of a step over the idle uplink."""
 BYTES = round(MBIT * 1e6 / 8 * NETWORK_SECONDS)
 PORT = 29400
-LEARN_SECONDS, PHASE_SECONDS = 10.0, 12.0
+LEARN_SECONDS, PHASE_SECONDS = 10.0, 15.0
 """Time from which the shifts are decided, and length of each time with or without them."""
 START_SECONDS = 6.0
 """Time for the start of the ranks."""
-SETTLE_SECONDS = 3.0
+SETTLE_SECONDS = 2.0
 """First part of a time that does not count: the reporters get their orders, and the steps their phases."""
 PAIRS = 4
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)

@@ -121,8 +121,9 @@ class Connection:
 
         A process that does not read has a full socket, and gets no question. Then it gives no answer either.
         """
-        if not self.owes_report and self.send(QUESTION):
-            self.owes_report = True
+        if self.owes_report:
+            return
+        self.owes_report = self.send(QUESTION)
 
     def send(self, message: bytes) -> bool:
         """Send a message to the process, without waiting. Return whether it was sent."""

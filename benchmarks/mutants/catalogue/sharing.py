@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant("policies.network.link_speeds:Window.wait", "late <= LATE * self.period_seconds", "late <= 0", _SHIFTS),
     Mutant("policies.network.time_shifts:_settled", ">= began_ns", ">= 0", _SHIFTED),
     Mutant("policies.network.time_shifts:_harmful", "gain > 1 + LEAST_GAIN", "True", _SHIFTED),
-    Mutant("policies.network.time_shifts:speed_measured", "min(network, job.step_times.network_seconds)", "network", _SHIFTED),
+    Mutant("policies.network.time_shifts:speed_measured", "min(network, before.network_seconds)", "network", _SHIFTED),
     Mutant("controller.time_shift_reports:TimeShiftReports._with_delay", "delay / steps", "delay", _REPORTS),
     Mutant("controller.time_shift_reports:TimeShiftReports.measure", "if own:", "if False:", _REPORTS),
     Mutant("sim.speeds.services:Load.at", "begin <= seconds", "False", _SERVICES),

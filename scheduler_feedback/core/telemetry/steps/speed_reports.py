@@ -96,9 +96,8 @@ class SpeedReports:
         window.steps += len(steps) - skipped
         window.tokens += float("nan") if steps.tokens is None else float(steps.tokens[skipped:].sum())
         # The rank that waits least arrives last, so all of its wait is communication, not a wait for other ranks.
-        waits = steps.wait_seconds[skipped:].min(axis=1)
-        window.wait_seconds += float(waits.sum())
-        window.waits.extend(waits[-NEWEST_STEPS:].tolist())
+        window.wait_seconds += float(steps.wait_seconds[skipped:].min(axis=1).sum())
+        window.waits.extend(steps.wait_seconds[skipped:][-NEWEST_STEPS:].min(axis=1).tolist())
         seconds = (int(ends[-1]) - window.begun_ns) / 1e9
         if seconds < window.wanted_seconds or window.steps < LEAST_STEPS:
             return None
