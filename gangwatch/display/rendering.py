@@ -205,7 +205,8 @@ def story(entries: Sequence[dict[str, Any]]) -> None:
 def explanation(explained: dict[str, Any]) -> None:
     """Print the controller's explanation for `gangwatch explain`."""
     console = output_console()
-    console.print(f"{explained['job_id']} is {explained['state']}: {explained['why']}")
+    state = explained["state"]
+    console.print(f"{explained['job_id']} {'' if state in ('completed', 'failed') else 'is '}{state}: {explained['why']}")
     if explained.get("binds"):
         console.print(f"limit: {explained['binds']}")
     if explained.get("expected_start_ns") is not None:

@@ -629,11 +629,11 @@ class Ordeal:
         )
         outcome = self.cycle(*seen, *nodes, *ended)
         # Elastic gangs seen running may start another preemption pass. It stops no gang; in observe mode or while
-        # frozen it may log another proposal first.
-        proposed = [one for one in outcome.entries if one.kind == "preempt" and not one.applied]
+        # frozen it may log another proposal first. The reason why a gang is not moved changes with time.
+        proposed = [one for one in outcome.entries if one.kind == "stay" or (one.kind == "preempt" and not one.applied)]
         assert not outcome.actions and proposed == list(outcome.entries), outcome.entries
         if proposed:
-            assert self.policy.mode is Mode.OBSERVE or self.state.frozen
+            assert self.policy.mode is Mode.OBSERVE or self.state.frozen or proposed[0].kind == "stay"
             return
         if before.planned_ns != self.state.planned_ns:  # the pass computed the urgency of running gangs again
             for job in before.jobs.values():

@@ -404,3 +404,15 @@ def test_a_gang_that_leaves_counts_whole() -> None:
     assert active(world, large, small) == [True, True]
     world.submit(4, 100.0, queue="a", **FIXED)
     assert active(world, large, small) == [True, False]
+
+
+def test_a_job_that_has_just_started_elsewhere_is_looked_at_again() -> None:
+    """Its queue may have cells for it, now that others have started too (benchmarks.invariants, seed 3603002)."""
+    world = two()
+    world.submit(4, 500.0, queue="b", **GUEST)
+    world.cycle(Tick())
+    assert world.state.idle
+    guest = world.submit(4, 500.0, queue="b", **GUEST)
+    assert active(world, guest) == [True] and not world.state.idle
+    world.cycle(Tick())
+    assert world.state.idle

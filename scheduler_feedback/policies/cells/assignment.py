@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.policies.cells.guarantees import fill, guarantee, members_of
 from scheduler_feedback.policies.cells.slot_use import (
     SlotUse,
@@ -42,9 +42,10 @@ def assign_cells(context: CycleContext) -> None:
         for job in members[name].guaranteed:
             if job.job_id in index.line:
                 _start_guaranteed(context, cluster, slot_use, job)
-    _start_others(context)
+    started = _start_others(context)
     context.evaluated |= state.bound_cells != before
     index.mark_evaluated()
+    index.changed = started  # now that they run, their queues may have cells for them: the next cycle finds out
 
 
 def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: SlotUse, job: Job) -> None:
@@ -106,14 +107,15 @@ def _has_resources(context: CycleContext, job: Job, leaving: list[Job], slots: t
     return found is not None
 
 
-def _start_others(context: CycleContext) -> None:
-    """Start pending jobs that can be stopped at any time, on free slots."""
+def _start_others(context: CycleContext) -> bool:
+    """Start pending jobs that can be stopped at any time, on free slots. Returns whether any job started."""
     index, state = context.index, context.state
+    started = False
     failed: set[Shape] = set()
     for job_id in (*(key[-1] for key in index.line.order), *sorted(index.opportunists)):
         job = state.jobs[job_id]
         if not any(inside[0] for inside in index.plan.free_in):
-            return
+            break
         if not may_leave(job) or at_limit(index, job) or paused(state, job, context.now_ns) is not None:
             continue
         if (shape := shape_of(job)) in failed:
@@ -124,3 +126,5 @@ def _start_others(context: CycleContext) -> None:
             continue
         why = "not guaranteed: it leaves when the cells there are needed"
         start(context, job, slots, "started", why)
+        started |= job.state is not JobState.PENDING  # in observe mode it is only proposed
+    return started

@@ -122,7 +122,8 @@ def rank_failed(context: CycleContext, event: RankFailed) -> None:
     if job is None or job.stop_reason is not None:
         return
     context.index.stop(job, StopReason.RANK_FAILED, exit_in_words(event.rank, event.exit_code))
-    context.record(job.job_id, "rank-failed", f"{job.failure} while other ranks were running")
+    others = "; the other ranks are stopped" if len(job.ranks) > 1 else ""
+    context.record(job.job_id, "rank-failed", f"{job.failure}{others}")
 
 
 def attempt_ended(context: CycleContext, event: AttemptEnded) -> None:
