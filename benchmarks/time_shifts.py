@@ -45,9 +45,9 @@ from scheduler_feedback.core.telemetry.steps.speed_reports import LEAST_WAIT
 
 MBIT = 40
 """Speed of the uplink between the racks. The links of nodes have five times that."""
-COMPUTE_SECONDS = {"a": 0.40, "b": 0.44}
+COMPUTE_SECONDS = {"a": 0.36, "b": 0.39}
 """Time for which the ranks of each gang sleep in a step."""
-NETWORK_SECONDS = 0.32
+NETWORK_SECONDS = 0.33
 """Time to send the data of a step over the idle uplink."""
 BYTES = round(MBIT * 1e6 / 8 * NETWORK_SECONDS)
 PORT = 29400

@@ -51,9 +51,7 @@ class _Agent:
 class TimeShiftReports:
     """Agents of all gangs. gangs_changed: called with the id of a job whose speed depends on something else now."""
 
-    def __init__(
-        self, orders: PowerOrders, job_of: Callable[[str], str], gangs_changed: Callable[[str], None]
-    ) -> None:
+    def __init__(self, orders: PowerOrders, job_of: Callable[[str], str], gangs_changed: Callable[[str], None]) -> None:
         self._orders, self._job_of, self._gangs_changed = orders, job_of, gangs_changed
         self._agents: dict[str, _Agent] = {}
         self._totals: dict[str, tuple[float, float]] = {}
