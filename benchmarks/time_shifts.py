@@ -51,12 +51,14 @@ NETWORK_SECONDS = 0.33
 """Time to send the data of a step over the idle uplink."""
 BYTES = round(MBIT * 1e6 / 8 * NETWORK_SECONDS)
 PORT = 29400
-LEARN_SECONDS, PHASE_SECONDS = 10.0, 15.0
-"""Time from which the shifts are decided, and length of each time with or without them."""
+LEARN_SECONDS = 8.0
+"""Time from which the shifts are decided."""
 START_SECONDS = 6.0
 """Time for the start of the ranks."""
-SETTLE_SECONDS = 2.0
-"""First part of a time that does not count: the reporters get their orders, and the steps their phases."""
+SETTLE_SECONDS = {"without": 6.0, "with": 2.0}
+"""First part of a time that does not count: the reporters get their orders, and the steps lose their former phases."""
+MEASURED_SECONDS = {"without": 20.0, "with": 8.0}
+"""Length of a time that counts. Without shifts, it contains all phases of the two gangs."""
 PAIRS = 4
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t for 95 %, for 1 to 9 degrees of freedom."""
@@ -246,7 +248,7 @@ def measure(pairs: int) -> dict[str, object]:
             raise SiteError(f"not all ranks have reported steps within {START_SECONDS:g} s")
         scheduler, shifts = Scheduler(), dict[str, TimeShift]()
         for _ in range(3):  # without shifts, then with the first ones, which also show the times without other traffic
-            agents.run(SETTLE_SECONDS, shifts)
+            agents.run(SETTLE_SECONDS["with"], shifts)
             agents.forget_delays()
             since_ns = time.monotonic_ns()
             agents.run(LEARN_SECONDS, shifts)
@@ -256,9 +258,9 @@ def measure(pairs: int) -> dict[str, object]:
         speeds: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
         for number in range(2 * pairs):
             kind = ("without", "with")[number % 2 if number // 2 % 2 == 0 else 1 - number % 2]  # ABBA
-            agents.run(SETTLE_SECONDS, shifts if kind == "with" else {})
+            agents.run(SETTLE_SECONDS[kind], shifts if kind == "with" else {})
             since_ns = time.monotonic_ns()
-            agents.run(PHASE_SECONDS, shifts if kind == "with" else {})
+            agents.run(MEASURED_SECONDS[kind], shifts if kind == "with" else {})
             speeds[kind].append({one: 1 / fmean(of_gang(agents.steps, one, since_ns)[0]) for one in COMPUTE_SECONDS})
     ratios = {
         gang: [b[gang] / a[gang] for a, b in zip(speeds["without"], speeds["with"], strict=True)] for gang in "ab"
