@@ -3,13 +3,15 @@
 Hypothesis runs the state machine of tests/cluster/state_machine.py with different seeds. A step is, for example, a
 submission, a verdict, a lost node, or a kill of the controller followed by a replay. After every cycle the
 invariants of docs/explanation/scheduler.md are checked, and after every eighth one the index of the state. The run
-ends at the first failure with exit code 1, and prints the steps that lead to it.
+ends at the first failure with exit code 1, and prints the steps that lead to it. A seed gives the same steps again
+only with the same code: Hypothesis also tries constants that it finds in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 
@@ -34,6 +36,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.index_every < 1:
         parser.error("--index-every must be at least 1")
+    if "PYTHONHASHSEED" not in os.environ:  # the steps depend on it, too
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.invariants", *sys.argv[1:]])
     Invariants.index_every = arguments.index_every
     began, seed, failure = time.perf_counter(), arguments.seed, ""
     while Invariants.steps < arguments.steps and time.perf_counter() - began < arguments.seconds:

@@ -62,7 +62,7 @@ from scheduler_feedback.policies.queue.starting import place_or_reserve, replan,
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
 from scheduler_feedback.policies.remediation.migration import judge_running_gangs
 from scheduler_feedback.policies.remediation.stopping import ask_for_stops
-from scheduler_feedback.policies.sharing import guest_moves, guests, lending, memory_pressure, separation
+from scheduler_feedback.policies.sharing import guest_moves, guests, lending, memory_pressure, pair_speeds, separation
 from scheduler_feedback.policies.sizes.reallocation import reallocate
 
 __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
@@ -96,7 +96,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     suspect_accused_nodes(context)  #                                and their effect on node states
     expire_timeouts(context)  #                                   4  quarantines, late starts, expired estimates,
     evaluate_what_is_due(context)  #                                 and decisions possible through time
-    guests.refresh(context)  #                                       speeds of jobs that share slots
+    pair_speeds.refresh(context)  #                                  speeds of jobs that share slots
     spares.appoint(context)  #                                    5  nodes reserved for gangs that leave a bad node
     index = context.index
     index.settle()

@@ -534,8 +534,8 @@ class Ordeal:
             self.promised = (head, state.jobs[head].attempt, *self._reserved_ns(head))
         if before is None or not harmless or not exact or stopped or asked or overrun or overtaken or state.frozen:
             return
-        if state.power and state.policy.power_budget_watts:
-            return  # limits change the ends of running gangs, and the head may wait for watts
+        if state.policy.power_budget_watts:
+            return  # limits change the ends of running gangs, and jobs may wait for watts, or until agents report them
         job = state.jobs.get(before[0])
         if job is not None and 0 < job.awaited_until_ns <= self.now_ns:
             return  # its patience with faster GPU types has ended

@@ -25,6 +25,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobKind, JobState, StopReason
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.nodes.quarantine import others_want
 from tests.cluster.cycle_world import SECOND, World
 
@@ -263,6 +264,16 @@ def test_reserved_slots_are_lost_with_their_nodes() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3))
     world.cycle(NodeSeen("n2", 2, present=False))
+    world.end(job_id, 75)
+    assert "claim-lost" in world.entry_kinds(job_id)
+    assert world.nodes_of(job_id) == {"n0", "n3"}
+
+
+def test_reserved_slots_of_a_gang_on_several_nodes_are_lost_if_one_is_on_probation() -> None:
+    """A node on probation takes no part of a larger gang (benchmarks.invariants, seed 3604001)."""
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    index_of(world.state).set_node_state(world.state.nodes["n2"], NodeState.PROBATION, None, "for the test", "")
     world.end(job_id, 75)
     assert "claim-lost" in world.entry_kinds(job_id)
     assert world.nodes_of(job_id) == {"n0", "n3"}

@@ -32,7 +32,7 @@ from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
 from scheduler_feedback.policies.nodes import spares
-from scheduler_feedback.policies.queue import preemption, resizing
+from scheduler_feedback.policies.queue import preemption, queue_forecast, resizing
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
 from scheduler_feedback.policies.queue.placement import shape_of
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
@@ -442,6 +442,15 @@ def test_the_metrics_show_why_gangs_wait_and_when_running_ones_end() -> None:
     assert reported[("gangwatch_gang_seconds_left", ("gang", runs))] == pytest.approx(1200.0)
     world.state.jobs[runs].state = JobState.COMPLETED
     assert not [name for name, _, _ in queue_metrics(world.state) if name == "gangwatch_gang_seconds_left"]
+
+
+def test_the_metrics_count_the_gangs_whose_reason_is_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_forecast, "MOST_ASKED", 2)
+    world = World({"n0": 4})
+    for _ in range(6):
+        world.submit(4, 10.0)
+    reported = {labels: value for name, labels, value in queue_metrics(world.state) if name.endswith("waiting")}
+    assert reported == {(("reason", "slots"),): 2.0, (("reason", "not-evaluated"),): 3.0}
 
 
 # --- evaluations of elastic gangs ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.events import NodeSeen, PolicySet
 from scheduler_feedback.core.job import JobState, Slot
-from scheduler_feedback.core.state import Backfilling, Order, Policy, Queue, Sharing
+from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Queue, Sharing
 from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.policies.shares.declared_parts import FULL, Left, Part, left_after, left_of
 from tests.cluster.cycle_world import World
@@ -218,3 +218,17 @@ def test_a_shared_slot_counts_once_in_the_metrics() -> None:
     for _ in range(3):
         share(world, 0.3)
     assert ("gangwatch_slots", (("use", "used"),), 1.0) in list(measure(world.state))
+
+
+def test_the_heads_expected_start_counts_the_jobs_that_have_just_started_beside_others() -> None:
+    """A job that starts beside another makes it slower, so that its slots are free later (seed 3606003)."""
+    pairs = {"a": {"b": 0.5}, "b": {"a": 0.5}}
+    world = world_of(Policy(sharing=Sharing.FGD, estimates=Estimates.EXACT, pair_speeds=pairs), slots=2)
+    whole = world.submit(2, 40.0)
+    world.running()
+    host = share(world, 0.6, 100.0, workload="a", exact_seconds=100.0)
+    guest = share(world, 0.3, 10.0, workload="b", exact_seconds=10.0)
+    head = world.submit(2, 50.0)
+    world.end(whole, 0)
+    assert slot_of(world, host) == slot_of(world, guest) and world.state.reserved_for == head
+    assert world.state.reserved_from_ns == world.now_ns + 200 * 10**9

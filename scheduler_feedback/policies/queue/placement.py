@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import structs
 
-from scheduler_feedback.core.cluster import Limit, Node, Tier, tier_of
+from scheduler_feedback.core.cluster import Limit, Node, NodeState, Tier, tier_of
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobSpec, JobState, Slot, resized
 from scheduler_feedback.core.state import Policy
@@ -407,9 +407,12 @@ def place_probe(plan: Plan, job: Job) -> tuple[Slot, ...] | None:
     return plan.take(name, job.spec.ranks)
 
 
-def still_usable(plan: Plan, nodes: Mapping[str, Node], slots: Iterable[Slot]) -> bool:
-    """Return whether all of these reserved slots exist on nodes that jobs may use now."""
-    return all(slot.node in nodes and slot.slot < nodes[slot.node].slots and plan.usable(slot.node) for slot in slots)
+def still_usable(plan: Plan, nodes: Mapping[str, Node], slots: Sequence[Slot]) -> bool:
+    """Return whether a gang may use all of these reserved slots now. A node on probation takes no part of a gang."""
+    if not all(one.node in nodes and one.slot < nodes[one.node].slots and plan.usable(one.node) for one in slots):
+        return False
+    names = {one.node for one in slots}
+    return len(names) == 1 or not any(nodes[name].state is NodeState.PROBATION for name in names)
 
 
 class Capacity:

@@ -20,6 +20,8 @@ def queue_metrics(state: State) -> Iterator[Sample]:
     """Yield the metric samples of the queue. It runs on the cycle's thread and does not change the scheduling index."""
     pending = (job for job in state.jobs.values() if job.state is JobState.PENDING)
     binds = Counter(what_binds(state, job)[0] for job in islice(pending, MOST_ASKED))
+    if others := sum(1 for _ in pending):
+        binds["not-evaluated"] = others
     for reason in sorted(binds):
         yield "gangwatch_gangs_waiting", (("reason", reason),), float(binds[reason])
     worst = slowest(state.verdicts.values())

@@ -22,6 +22,7 @@ from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 from scheduler_feedback.policies.shares import part_placement
 from scheduler_feedback.policies.shares.part_placement import part_for, place_now, uses_part
+from scheduler_feedback.policies.sharing.pair_speeds import refresh
 
 
 def start_probes(context: CycleContext) -> None:
@@ -61,6 +62,8 @@ def place_or_reserve(context: CycleContext) -> Reservation | None:
             continue
         if state.policy.backfill in (Backfilling.NONE, Backfilling.GREEDY) or unreserved(state, line[position]):
             break
+        if divides:
+            refresh(context)  # jobs that have just started beside others make them end later
         reservation = reserve(index.plan, index.ends, job, now_ns, state.policy)
         if reservation is None:  # slots reserved for the restarts of other gangs block it
             position += 1

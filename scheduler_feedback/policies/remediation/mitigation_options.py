@@ -145,7 +145,7 @@ def _of_hang(state: State, job: Job, verdict: Verdict, restart: Option, plan: Pl
         return Option(code, words, test, restart.target)
     found: Option | None = restart if restart.target else None
     found = found or _shrunk(state, job, test, plan) or _requeued(state, job, test, now_ns)
-    if found is None and still_usable(plan, state.nodes, (rank.slot for rank in job.ranks)):
+    if found is None and still_usable(plan, state.nodes, [rank.slot for rank in job.ranks]):
         found = Option("restart", "", test, tuple(rank.slot for rank in job.ranks), in_place=True)
     if found is None:
         words = hang_restart.in_words(verdict, "target", _no_target(job, verdict.node), test.cost_seconds, now_ns)

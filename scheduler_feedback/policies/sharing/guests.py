@@ -16,16 +16,16 @@ from scheduler_feedback.core.state import Sharing
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.runtime_estimate import left_at_full_speed_ns, remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
-from scheduler_feedback.policies.queue.placement import attempt_speed, place, types_for, where
+from scheduler_feedback.policies.queue.placement import place, types_for, where
 from scheduler_feedback.policies.queue.preemption import place_without, stop_for
 from scheduler_feedback.policies.queue.starting import release_reservation, start
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
-from scheduler_feedback.policies.sharing import antman, gandiva, iadeep, muri, muxflow, pair_speeds, sjf_bsbf
+from scheduler_feedback.policies.sharing import antman, gandiva, iadeep, muri, muxflow, sjf_bsbf
 from scheduler_feedback.policies.sharing.case import Case, Chance
 from scheduler_feedback.policies.sharing.matching import matched
 from scheduler_feedback.policies.sharing.openings import MOST_TRIED, Key, Kind, Openings, next_of
-from scheduler_feedback.policies.sharing.pair_speeds import news_of
+from scheduler_feedback.policies.sharing.pair_speeds import news_of, refresh
 from scheduler_feedback.policies.sharing.room_on_slots import fitting
 
 RULES: dict[Sharing, Callable[[Case], Chance | None]] = {
@@ -281,33 +281,6 @@ def _start(context: CycleContext, job: Job, host: Job, slots: tuple[Slot, ...], 
     for one in here:
         context.record(one, "shares", f"shares {where(slots)} with {job.job_id}: {chance.why}")
     refresh(context)
-
-
-def refresh(context: CycleContext) -> None:
-    """Update speeds and hosts of jobs on whose slots another job has started or ended."""
-    state, index = context.state, context.index
-    if not index.regrouped:
-        return
-    regrouped, index.regrouped = index.regrouped, set()
-    for job_id in sorted(regrouped):
-        job = state.jobs.get(job_id)
-        if job is None or not job.state.holds_slots or not job.ranks:
-            continue
-        partners = index.partners(job_id)
-        index.plan_memory(job)  # the other jobs may have left room for a larger plan
-        node = state.nodes.get(job.ranks[0].slot.node)
-        alone = job.speed
-        if node is not None:
-            alone = attempt_speed(state.policy, job, node.gpu_type, len(job.ranks), index.plan.learnt)
-        beside = 1.0
-        if partners:
-            beside = pair_speeds.assumed_speed(state, job.spec, [state.jobs[one].spec for one in partners])
-        guest_of = tuple(one for one in job.guest_of if one in partners)
-        if job.guest_of and not guest_of:
-            context.record(job_id, "alone", f"{', '.join(job.guest_of)} left its slots: it runs alone")
-        speed = alone * max(beside * (job.slot_part or 1.0), 0.01)
-        if guest_of != job.guest_of or speed * job.power_speed != job.speed:
-            index.share_again(job, guest_of, speed)
 
 
 def _delays_nobody(context: CycleContext, job: Job, slots: set[Slot]) -> bool:

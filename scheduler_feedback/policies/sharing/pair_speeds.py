@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.queue.placement import attempt_speed
 
 NEWEST = 0.5
 """Weight of a new measurement in the stored speed, so that one outlier does not decide for ever."""
@@ -76,3 +78,30 @@ def pair_changes(state: State) -> int:
     """Return how many times a stored speed has changed since the state was made or read."""
     found: int = state.__dict__.get("pair_changes", 0)
     return found
+
+
+def refresh(context: CycleContext) -> None:
+    """Update speeds and hosts of jobs on whose slots another job has started or ended."""
+    state, index = context.state, context.index
+    if not index.regrouped:
+        return
+    regrouped, index.regrouped = index.regrouped, set()
+    for job_id in sorted(regrouped):
+        job = state.jobs.get(job_id)
+        if job is None or not job.state.holds_slots or not job.ranks:
+            continue
+        partners = index.partners(job_id)
+        index.plan_memory(job)  # the other jobs may have left room for a larger plan
+        node = state.nodes.get(job.ranks[0].slot.node)
+        alone = job.speed
+        if node is not None:
+            alone = attempt_speed(state.policy, job, node.gpu_type, len(job.ranks), index.plan.learnt)
+        beside = 1.0
+        if partners:
+            beside = assumed_speed(state, job.spec, [state.jobs[one].spec for one in partners])
+        guest_of = tuple(one for one in job.guest_of if one in partners)
+        if job.guest_of and not guest_of:
+            context.record(job_id, "alone", f"{', '.join(job.guest_of)} left its slots: it runs alone")
+        speed = alone * max(beside * (job.slot_part or 1.0), 0.01)
+        if guest_of != job.guest_of or speed * job.power_speed != job.speed:
+            index.share_again(job, guest_of, speed)
