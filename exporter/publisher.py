@@ -12,7 +12,7 @@ from exporter.prometheus.exposition import Settings
 from exporter.prometheus.text_format import Sample
 from exporter.push.push import Pusher
 from exporter.push.target import PushTarget
-from exporter.server import Limit, ThreadedServer, agent_app
+from exporter.server import Limit, Shifting, ThreadedServer, agent_app
 
 # TLS, passwords and sinks are imported in functions: they take megabytes, and most agents use none of them.
 if TYPE_CHECKING:
@@ -43,19 +43,21 @@ class Publisher:
         targets: Mapping[str, PushTarget],
         readers: FrameReaders | None = None,
         limit: Limit | None = None,
+        shift: Shifting | None = None,
     ) -> None:
         """Bind the server.
 
         readers: clients that may read frames over TLS; None: all clients that may read metrics. limit: sets power
-        limits of GPUs for the controller; None: no client may set any. Raises ConfigError for an address, a web
-        configuration or a target that can't be used.
+        limits of GPUs for the controller; None: no client may set any. shift: the same for time shifts. Raises
+        ConfigError for an address, a web configuration or a target that can't be used.
         """
         self._source = source
         self.security = _security(web_config, readers) if web_config is not None else None
         self._plugins = Plugins(settings.textfile_folder, settings.deny)
         self._app = agent_app(
-            source.newest, source.add_listener, settings=settings, own=self._own, plugins=self._plugins, limit=limit
-        )
+            source.newest, source.add_listener, settings=settings, own=self._own, plugins=self._plugins, limit=limit,
+            shift=shift,
+        )  # fmt: skip
         self._pushers = _make_pushers(source, settings, targets)
         self._server = ThreadedServer(self._app, host, port, self.security)
         self.url = self._server.url

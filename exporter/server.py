@@ -4,10 +4,10 @@
     /frame     the latest frame                     /readyz   200 if there is a recent frame
     /frames    a stream of frames, one long-lived response
 
-All endpoints are read-only (GET and HEAD). The one exception: during /frames, the controller may set power limits of
-GPUs, where the node's operator allows it (LIMITS_HEADER). Off loopback, TLS and authentication are required. Without
-them the server listens on loopback only, and rejects requests whose Host is another name. This protects against DNS
-rebinding.
+All endpoints are read-only (GET and HEAD). Two exceptions: during /frames, the controller may set power limits of GPUs,
+where the node's operator allows it (LIMITS_HEADER), and may delay the steps of gangs (SHIFTS_HEADER). Off loopback, TLS
+and authentication are required. Without them the server listens on loopback only, and rejects requests whose Host is
+another name. This protects against DNS rebinding.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qs, unquote
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import FrameError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from exporter.plugins.plugins import Plugins
     from exporter.security.security import Security
 
+T = TypeVar("T")
 Newest = Callable[[], tuple[Layout, Frame] | None]
 Listener = Callable[[Layout, Frame], None]
 AddListener = Callable[[Listener], Callable[[], None]]
@@ -78,6 +79,14 @@ LIMITS_HEADER = "Gangwatch-Power-Limits"
 """Header of /frames responses to the controller. It says that the reader may send lines like ``power-limits GPU=WATTS
 GPU=WATTS`` during the response, with the limit of each GPU. GPUs that are not in the newest line get back their own."""
 
+SHIFTS_HEADER = "Gangwatch-Time-Shifts"
+"""Header of /frames responses to the controller. It says that the reader may send lines like ``time-shifts
+GANG=PERIOD/OFFSET`` during the response, with the grid of times in ns at which the steps of each gang begin. Gangs that
+are not in the newest line begin their steps at any time. Names of gangs are percent-encoded."""
+
+Shifting = Callable[[Request, Mapping[str, tuple[int, int]]], bool]
+"""Orders time shifts, by gang, for the client of this request; returns whether it may do that."""
+
 Limit = Callable[[Request, Mapping[str, float]], bool]
 """Sets the power limits of GPUs, by UUID in watts, for the client of this request; returns whether it may do that."""
 
@@ -85,6 +94,8 @@ _EVERY = re.compile(rb"every ([1-9][0-9]{0,2})")
 _MOST_LINE_BYTES = 64
 _LIMITS = re.compile(rb"power-limits((?: [A-Za-z0-9-]{1,80}=[0-9]{1,5}){0,64})")
 _MOST_LIMITS_BYTES = 64 * 90
+_SHIFTS = re.compile(rb"time-shifts((?: [A-Za-z0-9._~%/-]{1,256}=[1-9][0-9]{0,11}/[0-9]{1,12}){0,64})")
+_MOST_SHIFTS_BYTES = 64 * 284
 
 _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 
@@ -106,9 +117,12 @@ class FrameStream:
         closed: Callable[[FrameStream], None],
         as_table: bool = False,
         limit: Callable[[Mapping[str, float]], bool] | None = None,
+        shift: Callable[[Mapping[str, tuple[int, int]]], bool] | None = None,
     ) -> None:
-        """limit: sets power limits; None: the reader may set none."""
-        self._limit = limit
+        """limit: sets power limits; None: the reader may set none. shift: the same for time shifts."""
+        self._limit, self._shift = limit, shift
+        most = _MOST_LINE_BYTES if limit is None else _MOST_LIMITS_BYTES
+        self._most_line_bytes = most if shift is None else max(most, _MOST_SHIFTS_BYTES)
         self._patterns = patterns
         self._as_table = as_table
         self._closed = closed
@@ -146,12 +160,16 @@ class FrameStream:
                 if not self._limit({gpu: float(watts) for gpu, watts in pairs}):
                     return False
                 continue
+            if self._shift is not None and (shifts := _SHIFTS.fullmatch(line)) is not None:
+                if not self._shift(_shifts_of(shifts[1])):
+                    return False
+                continue
             found = _EVERY.fullmatch(line)
             if found is None or int(found[1]) > MOST_EVERY:
                 return False
             with self._condition:
                 self._every = int(found[1])
-        return len(self._request) <= (_MOST_LINE_BYTES if self._limit is None else _MOST_LIMITS_BYTES)
+        return len(self._request) <= self._most_line_bytes
 
     def end(self) -> None:
         """End the stream after the queued frames."""
@@ -179,6 +197,16 @@ class FrameStream:
         self._closed(self)
 
 
+def _shifts_of(text: bytes) -> dict[str, tuple[int, int]]:
+    """Return the period and offset in ns of each gang of an order."""
+    found: dict[str, tuple[int, int]] = {}
+    for pair in text.decode().split():
+        gang, _, numbers = pair.partition("=")
+        period, _, offset = numbers.partition("/")
+        found[unquote(gang)] = int(period), int(offset)
+    return found
+
+
 def _is_event(record: Record) -> bool:
     return isinstance(record, EventRecord)
 
@@ -198,9 +226,10 @@ class AgentApp:
         own: Own,
         plugins: Plugins | None,
         limit: Limit | None = None,
+        shift: Shifting | None = None,
     ) -> None:
         self._newest = newest
-        self._limit = limit
+        self._limit, self._shift = limit, shift
         self._plugins = plugins
         self._add_listener = add_listener
         self._clock = clock
@@ -328,10 +357,12 @@ class AgentApp:
             return text_answer(400, str(error))
         headers = ((EVERY_HEADER, f"{MOST_EVERY}"), *([(UNKNOWN_HEADER, ", ".join(unknown))] if unknown else ()))
         as_table = wants_table(request.headers.get("accept", ""))
-        limit = self._limit_of(request)
+        limit, shift = _for_client(self._limit, request), _for_client(self._shift, request)
         if limit is not None:
             headers = (*headers, (LIMITS_HEADER, "1"))
-        stream = FrameStream(patterns, self._close_stream, as_table, limit)
+        if shift is not None:
+            headers = (*headers, (SHIFTS_HEADER, "1"))
+        stream = FrameStream(patterns, self._close_stream, as_table, limit, shift)
         if request.method == "HEAD":
             return Answer(200, FRAME_TYPE, stream, headers)
         with self._lock:
@@ -348,16 +379,6 @@ class AgentApp:
         if newest is not None:
             stream.put(*newest)
         return Answer(200, FRAME_TYPE, stream, headers)
-
-    def _limit_of(self, request: Request) -> Callable[[Mapping[str, float]], bool] | None:
-        """Return the function that sets power limits for this client; None if it may not.
-
-        It needs a client certificate: on loopback, or with a password alone, any process could send orders.
-        """
-        limit = self._limit
-        if limit is None or request.certificate is None or not request.certificate.names:
-            return None
-        return lambda limits: limit(request, limits)
 
     def _close_stream(self, stream: FrameStream) -> None:
         with self._lock:
@@ -387,6 +408,16 @@ class AgentApp:
                     self._listen_no_more()
 
 
+def _for_client(order: Callable[[Request, T], bool] | None, request: Request) -> Callable[[T], bool] | None:
+    """Return the function that takes this client's orders; None if it may not give any.
+
+    It needs a client certificate: on loopback, or with a password alone, any process could send orders.
+    """
+    if order is None or request.certificate is None or not request.certificate.names:
+        return None
+    return lambda wanted: order(request, wanted)
+
+
 def _nothing() -> Iterable[Sample]:
     return ()
 
@@ -399,15 +430,16 @@ def agent_app(
     own: Own = _nothing,
     plugins: Plugins | None = None,
     limit: Limit | None = None,
+    shift: Shifting | None = None,
 ) -> AgentApp:
     """Return the agent's endpoints for a node: ``agent_app(node.newest, node.add_listener)``.
 
     newest: returns the latest frame and its layout, None before the first. add_listener: registers a callback for
     every frame, from any thread, and returns a function that removes it. clock: the clock of the frames' timestamps.
     own: returns additional samples for /metrics. plugins: metrics of the process, plug-ins and text files, for
-    /metrics. limit: sets power limits for the controller; None: no client may set any.
+    /metrics. limit: sets power limits for the controller; None: no client may set any. shift: the same for time shifts.
     """
-    return AgentApp(newest, add_listener, clock or SystemClock(), settings, own, plugins, limit)
+    return AgentApp(newest, add_listener, clock or SystemClock(), settings, own, plugins, limit, shift)
 
 
 def wants_open_metrics(accept: str) -> bool:

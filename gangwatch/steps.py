@@ -12,10 +12,11 @@
                 all_reduce(gradients)
             update(gradients)
 
-Standard library only, one file, Python 3.8 or newer, Linux. The reporter never raises into the training or blocks it. A
-record is one write into memory that is shared with the node's agent (about a microsecond, without a system call or a
-wake-up). Errors are counted in ``Reporter.dropped`` or described in ``Reporter.status``. The begin of a step and the
-entry into a collective are recorded immediately, so that the agent can detect a rank that is missing during a hang.
+Standard library only, one file, Python 3.8 or newer, Linux. The reporter never raises into the training, and blocks it
+only for a time shift, which an operator must switch on. A record is one write into memory that is shared with the
+node's agent (about a microsecond, without a system call or a wake-up). Errors are counted in ``Reporter.dropped`` or
+described in ``Reporter.status``. The begin of a step and the entry into a collective are recorded immediately, so that
+the agent can detect a rank that is missing during a hang.
 
 Without GANGWATCH_SOCKET in the environment a reporter does nothing: it has no memory file and no thread.
 
@@ -31,6 +32,12 @@ rank makes no progress, the agent may send ``{"v": 1, "ask": "blocked"}`` on the
 with ``{"v": 1, "blocked": {"where", "stacks", "collective"}}``, at most 16 KiB: the Python stacks of all threads and
 the collective in progress (reporting/rank_stacks.py). GANGWATCH_STACKS=off in the environment turns the answers off.
 
+**Time shift.** The message contains ``"shifts": 1`` if the reporter can delay steps. The agent then may send ``{"v": 1,
+"shift": {"period_ns", "offset_ns"}}``, the controller's order for this gang (reporting/time_shift.py), or ``"shift":
+null`` to end it. ``step`` and ``begin`` then wait before the step begins, for a quarter of the time at most. The record
+of the step's begin contains that time, which the agent adds to the step and to its wait. GANGWATCH_TIME_SHIFTS=off in
+the environment turns shifts off.
+
 **Parallel layout.** The rank's position in the job's layout (its data, stage, tensor and expert group) lets detectors
 distinguish a slow rank from ranks that wait for it. The message contains it as
 ``"place": {"data", "stage", "tensor", "expert"}``, from GANGWATCH_DATA_RANK, GANGWATCH_PIPELINE_STAGE,
@@ -42,7 +49,8 @@ to the rank of that connection.
 **The memory file** (memfd_create(2), sealed against changes of size) is little-endian: a header of 64 bytes, that
 is magic ``GWRING01``, u32 slot size, u32 slots, u64 records ever written; then slots of 64 bytes, each u64 sequence
 (counted from 1), u8 kind, u8 flags, u48 squares (low 16 bits first; 0 if unknown), i64 number, i64 time
-(CLOCK_MONOTONIC, ns), i64 duration (ns), i64 wait (ns), i64 tokens, u64 sequence again. A record is in slot
+(CLOCK_MONOTONIC, ns), i64 duration (ns; of the begin of a step: that of the wait before it), i64 wait (ns), i64 tokens,
+u64 sequence again. A record is in slot
 (sequence - 1) mod slots; the header's count is updated after it.
 
 **Threads.** There is no lock, because a signal handler or a second thread may report at any moment and must not block.
@@ -67,9 +75,9 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple  # noqa: UP035 (Python 3.8)
 
 try:
-    from gangwatch.reporting import flight_recorder, nccl_ras, rank_stacks
-except ImportError:  # this file was copied alone: the reporter answers no questions
-    flight_recorder = nccl_ras = rank_stacks = None  # type: ignore[assignment]
+    from gangwatch.reporting import flight_recorder, nccl_ras, rank_stacks, time_shift
+except ImportError:  # this file was copied alone: the reporter answers no questions, and takes no time shifts
+    flight_recorder = nccl_ras = rank_stacks = time_shift = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -239,8 +247,10 @@ class Step:
     def __enter__(self) -> Step:
         reporter = self._reporter
         reporter._wait_ns = None
+        shift = reporter._shift
+        waited_ns = 0 if shift is None else shift.begin()
         self._begun_ns = now_ns = monotonic_ns()
-        reporter._write(STEP_BEGUN, 0, self.number, now_ns, 0, 0, 0)
+        reporter._write(STEP_BEGUN, 0, self.number, now_ns, waited_ns, 0, 0)
         return self
 
     def __exit__(
@@ -289,12 +299,15 @@ class Reporter:
     status: state of the connection to the agent, as text. dropped: number of records that could not be written.
     collective_in_progress: returns the collective in which the process is, for a report about a blocked rank; None if
     nothing records it. Another thread calls it, so it must not wait for a lock.
+    waited_ns: how long the newest call of ``begin`` waited for a time shift.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, slots: int = DEFAULT_SLOTS) -> None:
         self.dropped = 0
         self.collective_in_progress: Callable[[], Mapping[str, Any] | None] | None = None
         self._wait_ns: int | None = None
+        self._shift: time_shift.TimeShift | None = None
+        self.waited_ns = 0
         self._next_step = 0
         self._collectives = itertools.count()
         self._indices = itertools.count()
@@ -337,7 +350,11 @@ class Reporter:
             }
             if rank_stacks is not None and environment.get("GANGWATCH_STACKS") != "off":
                 claim["answers"] = 1
-            registration = _Registration(path, claim, self._place_of(environment), memory, self._blocked)
+            if time_shift is not None and environment.get("GANGWATCH_TIME_SHIFTS") != "off":
+                claim["shifts"] = 1
+                self._shift = time_shift.TimeShift()
+            place = self._place_of(environment)
+            registration = _Registration(path, claim, place, memory, self._blocked, self._shift)
         except BaseException:
             os.close(memory)
             raise
@@ -402,10 +419,14 @@ class Reporter:
     def begin(self, number: int | None = None) -> int:
         """Record the begin of a step and return the step's number. ``report`` ends the step.
 
+        With a time shift it waits first, so the step begins when this function returns.
+
         This function is for code that can't use ``with``, such as hooks of a framework.
         """
         number = self._number(number)
-        self._write(STEP_BEGUN, 0, number, monotonic_ns(), 0, 0, 0)
+        shift = self._shift
+        self.waited_ns = waited_ns = 0 if shift is None else shift.begin()
+        self._write(STEP_BEGUN, 0, number, monotonic_ns(), waited_ns, 0, 0)
         return number
 
     def enter(self) -> int:
@@ -440,7 +461,7 @@ class Reporter:
 
     def close(self) -> None:
         """Stop reporting steps. The agent still reads the records that were written before."""
-        self._ring = None
+        self._ring = self._shift = None
         registration, self._registration = self._registration, None
         if registration is not None:
             registration.stop()
@@ -532,7 +553,7 @@ class Reporter:
 
     def _disable_after_fork(self) -> None:
         """Disable the reporter in a forked child process, and close the child's copy of the connection."""
-        self._ring = None
+        self._ring = self._shift = None
         self._off = "off: this process was forked from the one that reports"
         registration, self._registration = self._registration, None
         if registration is not None:
@@ -549,9 +570,11 @@ class _Registration:
         place: Place,
         memory: int,
         blocked: Callable[[], Dict[str, Any]],  # noqa: UP006
+        shift: time_shift.TimeShift | None = None,
     ) -> None:
         self.status = "connecting"
         self._blocked = blocked
+        self._shift = shift
         self._path = path
         self._claim = claim
         self._place = place
@@ -614,6 +637,8 @@ class _Registration:
             except Exception as error:  # no agent yet, a lost connection, or an invalid response
                 self._set_status(f"waiting: {self._path}: {error}")
             self._connection = None
+            if self._shift is not None:
+                self._shift.end()
             self._stopped.wait(pause_seconds)
             pause_seconds = min(2 * pause_seconds, longest)
         os.close(self._memory)
@@ -636,6 +661,8 @@ class _Registration:
                 received = received[4 + length :]
                 if question.get("ask") == "blocked":
                     self._send_blocked(connection)
+                if "shift" in question and self._shift is not None:
+                    self._shift.take(question["shift"])
 
     def _send_blocked(self, connection: socket.socket) -> None:
         report = self._blocked()

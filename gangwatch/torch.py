@@ -411,7 +411,9 @@ class Attachment:
                     self._pass = _Pass()
                 self._pending.append(ended)
             self._optimizer_steps += 1
-            self._step = _StepTiming(self.reporter.begin(self._optimizer_steps), now)
+            self._step = None  # a time shift may wait here, which belongs to no step
+            number = self.reporter.begin(self._optimizer_steps)
+            self._step = _StepTiming(number, _mark(tensor) if self.reporter.waited_ns else now)
             self._poll()
         except Exception as error:
             self._fail(error)

@@ -50,6 +50,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, 
 from scheduler_feedback.policies.intake import external_jobs, observations, user_requests, verdict_events
 from scheduler_feedback.policies.intake.expired_timeouts import expire_timeouts
 from scheduler_feedback.policies.intake.job_admission import admit_check
+from scheduler_feedback.policies.network import time_shifts
 from scheduler_feedback.policies.nodes import draining, spares
 from scheduler_feedback.policies.nodes.quarantine import mark_accused_nodes
 from scheduler_feedback.policies.power import limits
@@ -115,6 +116,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     ask_for_stops(context)
     if needs_pass or context.due or context.entries or context.actions or happened:
         limits.set_limits(context)  #                                power limits of the running gangs
+        time_shifts.choose_shifts(context)  #                        and when their steps begin
     if needs_pass and context.actions:
         choose_types(context)  #                                     for the jobs that are still pending
     return commit(context, happened)  #                           9  return the actions and their reasons

@@ -28,6 +28,7 @@ from agent.power_leases import PowerLeases
 from agent.rank_attribution import Attribution
 from agent.schema.errors import ConfigError, UnsupportedError
 from agent.sources.kubelet.pod_resources import SOCKET as KUBELET_SOCKET
+from agent.sources.steps.shift_orders import ShiftOrders
 from agent.sources.steps.tenants import Quotas
 
 
@@ -69,6 +70,8 @@ class Machine:
     """Whether to read each GPU ten times per second (burst sampling), in addition to the reads every second."""
     power_leases: PowerLeases | None = None
     """Power limits of GPUs that the controller asks for; None: the operator of the node allows none."""
+    shift_orders: ShiftOrders | None = None
+    """Time shifts of gangs that the controller orders; None: it may order none."""
     kubelet_pods: str | None = None
     """The kubelet's folder with the volumes of pods. If it is None, pods have no step sockets of their own."""
     quotas: Quotas = field(default_factory=Quotas)
@@ -87,6 +90,7 @@ def _steps(machine: Machine) -> Collector:
         interval_seconds=machine.interval_seconds / 2,
         pods=machine.kubelet_pods,
         quotas=machine.quotas,
+        shifts=machine.shift_orders,
     )
 
 

@@ -278,6 +278,8 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
             f"{where}: policy.network_classes: has no effect without policy.uplink_slowdown; set that, too, "
             "to 0.1 for example"
         )
+    if not 0 < policy.uplink_gangs < math.inf:
+        raise ConfigError(f"{where}: policy.uplink_gangs: expected a number above 0, not {policy.uplink_gangs:g}")
     if (wrong := _wrong_cells(policy)) is not None:
         raise ConfigError(f"{where}: policy.{wrong}")
     if (wrong := _wrong_type_quotas(policy)) is not None:

@@ -74,6 +74,8 @@ def _without_effect(
         found.append(("policy.power_budget_watts: no limit is set in mode observe", 'controller.mode = "act"'))
     if policy.mig and any(queue.cells for queue in policy.queues):
         found.append(("policy.mig: no effect, because queues with cells get whole GPUs", "no cells of queues"))
+    if policy.time_shifts and policy.mode is Mode.OBSERVE:
+        found.append(("policy.time_shifts: no step is delayed in mode observe", 'controller.mode = "act"'))
     if slurm:
         return found + _without_effect_with_slurm(policy)
     if policy.power_budget_watts and not sets_power:

@@ -24,10 +24,11 @@ from gangwatch.supervisor.service_manager import notify, reloading, watchdog_sec
 
 if TYPE_CHECKING:
     from agent.power_leases import PowerLeases
+    from agent.sources.steps.shift_orders import ShiftOrders
     from exporter.prometheus.exposition import Settings
     from exporter.push.target import PushTarget
     from exporter.security.frame_readers import FrameReaders
-    from exporter.server import Limit
+    from exporter.server import Limit, Shifting
     from exporter.serving.http_messages import Request
     from gangwatch.certificates.renewal import Renewal
 
@@ -94,6 +95,7 @@ class _Agent:
         from agent.collectors import Machine, make_collectors
         from agent.node import Node
         from agent.rank_attribution import Attribution
+        from agent.sources.steps.shift_orders import ShiftOrders
         from agent.sources.steps.tenants import Quotas
         from exporter.publisher import Publisher
 
@@ -104,6 +106,7 @@ class _Agent:
         host, port = self._address(position)
         readers = _readers_of(section, host)
         self._leases = _leases_of(section, state, node_name, readers)
+        shifts = None if readers is None or section.web_config is None else ShiftOrders()
         machine = Machine(
             Attribution(str(state.path / "ranks" / node_name), section.proc_root),
             str(self._socket_path),
@@ -119,6 +122,7 @@ class _Agent:
             gpu_burst=section.gpu_burst,
             kubelet_pods=section.kubelet_pods or None,
             power_leases=self._leases,
+            shift_orders=shifts,
             quotas=Quotas(**msgspec.structs.asdict(config.step_quotas)),
             collectors=section.collectors,
             node=node_name,
@@ -134,7 +138,7 @@ class _Agent:
             raise GangwatchError("stopped before a certificate was available")
         self._publisher = Publisher(
             self._node, host, port, web_config, settings_of(config), pushes_of(config), readers,
-            _limit_with(self._leases, readers),
+            _limit_with(self._leases, readers), _shift_with(shifts, readers),
         )  # fmt: skip
         self._warn_without_frame_readers()
 
@@ -299,6 +303,20 @@ def _limit_with(leases: PowerLeases | None, readers: FrameReaders | None) -> Lim
         return True
 
     return limit
+
+
+def _shift_with(orders: ShiftOrders | None, readers: FrameReaders | None) -> Shifting | None:
+    """Return the function that takes time shifts of the controller; None if anyone else could order them, too."""
+    if orders is None or readers is None:
+        return None
+
+    def shift(request: Request, shifts: Mapping[str, tuple[int, int]]) -> bool:
+        if readers.refusal(request) is not None:  # its certificate was revoked during the stream
+            return False
+        orders.order(shifts)
+        return True
+
+    return shift
 
 
 def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Renewal | None:

@@ -36,7 +36,7 @@ from scheduler_feedback.api.app import create_api
 from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.subscribers import Subscribers
 from scheduler_feedback.backends.backend import Backend
-from scheduler_feedback.controller import power_reports, state_files
+from scheduler_feedback.controller import power_reports, state_files, time_shift_reports
 from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.controller.cycle_hooks import CycleHooks
 from scheduler_feedback.controller.cycle_thread import CycleThread
@@ -48,6 +48,7 @@ from scheduler_feedback.controller.power_reports import PowerReports
 from scheduler_feedback.controller.progress import STUCK_SECONDS
 from scheduler_feedback.controller.restarting_feed import RestartingFeed
 from scheduler_feedback.controller.shared_speeds import SharedSpeeds
+from scheduler_feedback.controller.time_shift_reports import TimeShiftReports
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.state_metrics import measure
@@ -57,7 +58,7 @@ from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.feed import Feed
+from scheduler_feedback.feed import Feed, shift_orders
 from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
 from scheduler_feedback.feed.power_orders import PowerOrders
@@ -120,6 +121,8 @@ class Controller:
         )  # fmt: skip
         self._power_orders = PowerOrders()
         self._power = PowerReports(self._power_orders, self._detection.measure_again)
+        self._shift_orders = PowerOrders(shift_orders.NONE)
+        self._shifts = TimeShiftReports(self._shift_orders, backend.job_of, self._detection.measure_again)
         self._feed = RestartingFeed(self._make_feed, self.failures)
         self._freeze_switch = FreezeSwitch(folder / "frozen")
         self._hang_files = HangFiles(folder / "hangs", self._clock, self.failures)
@@ -181,6 +184,7 @@ class Controller:
                 SharedSpeeds(self._detection.step_seconds).measure,
                 Latencies(self._detection.requests).measure,
                 self._power.measure,
+                self._shifts.measure,
             ),
         )
         return CycleThread(
@@ -265,13 +269,15 @@ class Controller:
 
     def _make_feed(self) -> Feed:
         limited = (power_reports.LIMIT,) if self._policy.power_budget_watts else ()
+        shifted = time_shift_reports.WANTED if self._policy.time_shifts else ()
         feed = FeedWithReaders(
-            self.folder / "agents", self._take, (*WANTED, *power_reports.WANTED, *limited), self._clock,
+            self.folder / "agents", self._take, (*WANTED, *power_reports.WANTED, *limited, *shifted),
+            self._clock,
             self._settings.credentials,
             self._detection.between, self.failures.report, self._placements.reached, self._detection.suspected_nodes,
             lambda: self._detection.ticks_ns, processes=self._settings.feed_processes,
         )  # fmt: skip
-        feed.orders = self._power_orders
+        feed.orders, feed.shifts = self._power_orders, self._shift_orders
         return feed
 
     def end_streams(self) -> None:
@@ -411,11 +417,13 @@ class Controller:
         translated = self.backend.translate_frame(layout, frame)
         if self._power.enabled:
             self._power.take(layout.node, *translated, received_ns)
+        if self._shifts.enabled:
+            self._shifts.take(layout, *translated)
         self._detection.offer(*translated, received_ns)
 
     def _report_results(self, events: Sequence[Event]) -> None:
         try:
-            translated = self.backend.translate_events(events)
+            translated = self._shifts.with_delays(self.backend.translate_events(events))
         except Exception as error:
             self.failures.report("verdicts", error, f"{len(events)} lost")
             return
@@ -440,6 +448,7 @@ class Controller:
         for event in events:
             if isinstance(event, AttemptEnded):
                 self._detection.forget(event.job_id)
+                self._shifts.forget(event.job_id)
         if entries:
             self.subscribers.wrote(entries)
             if self._on_entries is not None:

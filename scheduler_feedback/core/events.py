@@ -284,6 +284,13 @@ class SpeedMeasured(msgspec.Struct, frozen=True):
     wait_share: float | None = None
     """Share (0 to 1) of that time for which all ranks wait in collectives, which is that of the rank that waits least
     in each step; None if a rank does not report its waits."""
+    interval_seconds: float = 0.0
+    """Mean time from the end of a step to the end of the next, in seconds; 0 if not measured."""
+    network_seconds: float | None = None
+    """Time for which all ranks wait in collectives in the steps with least wait (the lowest tenth), in seconds; None if
+    a rank does not report its waits."""
+    delay_seconds: float = 0.0
+    """Mean time for which a step was delayed by a time shift, in seconds. It is part of the waits and intervals."""
 
 
 class MemoryMeasured(msgspec.Struct, frozen=True):

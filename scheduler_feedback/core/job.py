@@ -292,6 +292,42 @@ class RankRecord(msgspec.Struct, frozen=True, gc=False):
     """Exit code; None while the rank runs or if the code is unknown."""
 
 
+class TimeShift(msgspec.Struct, frozen=True):
+    """Grid of times at which the steps of a gang begin, so that gangs on one uplink communicate in turn."""
+
+    period_ns: int
+    """Time between two begins, in nanoseconds."""
+    offset_ns: int
+    """First begin after the beginning of 1970, in nanoseconds."""
+    since_ns: int = 0
+    """Time of the decision, in nanoseconds."""
+    before_seconds: float = 0.0
+    """Mean time of a step without the shift, in seconds."""
+    judged: bool = False
+    """Whether its gain has been measured."""
+    group: tuple[str, ...] = ()
+    """Ids of the jobs that the decision was about, also those without a shift."""
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """Measured steps of a running gang that uses uplinks. Times are in seconds."""
+
+    interval_seconds: float
+    """Mean time from the end of a step to the end of the next, with the delay of a time shift."""
+    compute_seconds: float
+    """Mean time of a step for which a rank does not wait in collectives."""
+    network_seconds: float
+    """Least time of a step for which all ranks wait in collectives."""
+    since_ns: int
+    """Begin of the newest measurement, in nanoseconds."""
+    measured_ns: int
+    """End of the newest measurement, in nanoseconds."""
+    uplinks: tuple[str, ...] = ()
+    """Names of the domains whose uplinks the gang uses."""
+    undisturbed: bool = True
+    """Whether network_seconds was measured without other traffic: with a time shift, or alone on its uplinks."""
+
+
 class Job(msgspec.Struct):
     """A job and its newest attempt.
 
@@ -413,3 +449,9 @@ class Job(msgspec.Struct):
     """Time of the last change of the limit; 0 if it has not changed since the start of the attempt."""
     mig_starts: tuple[int, ...] = ()
     """First memory slice of the MIG instance of each rank of the newest attempt; empty: it uses whole slots."""
+    step_times: StepTimes | None = None
+    """Measured steps of the newest attempt, for time shifts; None: not measured, or it uses no uplinks."""
+    time_shift: TimeShift | None = None
+    """Time shift of the newest attempt; None: its steps begin at any time."""
+    shift_again_ns: int = 0
+    """Time before which the newest attempt gets no time shift, because one has brought nothing."""

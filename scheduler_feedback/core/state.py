@@ -224,6 +224,12 @@ class Policy:
     """Number of priority classes of the network, at most 8. A gang that crosses uplinks gets the number of one in
     GANGWATCH_NETWORK_CLASS; the highest number goes to the gang with most computation per time of communication. 0 or
     1: none."""
+    time_shifts: bool = False
+    """Whether the steps of gangs on one uplink may be delayed, so that one communicates while the others compute. Only
+    gangs whose programs report their steps and waits (``gangwatch.steps``, ``gangwatch.torch``) are delayed, for a
+    quarter of their time at most."""
+    uplink_gangs: float = 1.0
+    """Number of gangs that can communicate at once over one uplink without slowing each other down, for time_shifts."""
     spare_nodes: int = 0
     """Minimum number of nodes kept in each domain of spare_level for gangs that leave a bad node. Preemptible jobs may
     use these nodes meanwhile."""

@@ -32,6 +32,7 @@ from scheduler_feedback.feed.frames_response import RefusedError
 from scheduler_feedback.feed.handshake_slots import HandshakeSlots
 from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, HostAddresses, literal
 from scheduler_feedback.feed.power_orders import PowerOrders
+from scheduler_feedback.feed.shift_orders import PREFIX as SHIFTS
 from scheduler_feedback.feed.stream_connection import (
     Connection,
     EndedError,
@@ -152,6 +153,8 @@ class Feed:
         self.streams: dict[str, Stream] = {}
         self.orders: PowerOrders | None = None
         """Power limits that agents are to set; None: none. Set it before `run`."""
+        self.shifts: PowerOrders | None = None
+        """Time shifts that agents are to pass on; None: none. Set it before `run`."""
 
     # --- from the event loop -----------------------------------------------------------------------------------------
 
@@ -304,6 +307,8 @@ class Feed:
         self._ask_for_rate(now_ns)
         if self.orders is not None:
             self._order_limits(now_ns, self.orders)
+        if self.shifts is not None:
+            self._order_shifts(now_ns, self.shifts)
 
     def _order_limits(self, now_ns: int, orders: PowerOrders) -> None:
         """Send the orders of power limits that are due to the agents that accept them."""
@@ -315,10 +320,23 @@ class Feed:
             if line and not connection.writes:
                 self._order(follower, connection, line, now_ns)
 
+    def _order_shifts(self, now_ns: int, orders: PowerOrders) -> None:
+        """Send the orders of time shifts that are due to the agents that accept them."""
+        for follower in list(self._open.values()):
+            stream, connection = follower.stream, follower.connection
+            if not stream.connected or connection is None or not connection.takes_shifts:
+                continue
+            line = orders.due(stream.node, connection.shifts, connection.shifts_ns, now_ns)
+            if line and not connection.writes:
+                self._order(follower, connection, line, now_ns)
+
     def _order(self, follower: Follower, connection: Connection, line: bytes, now_ns: int) -> None:
-        """Send an order of power limits to an agent."""
+        """Send an order of power limits, or of time shifts, to an agent."""
         try:
-            connection.order_limits(line, now_ns)
+            if line.startswith(SHIFTS):
+                connection.order_shifts(line, now_ns)
+            else:
+                connection.order_limits(line, now_ns)
         except OSError as error:
             self._lost(follower, reason_of(error))
             return

@@ -82,6 +82,9 @@ class _Connection:
     limits: bytes = b""
     limits_ns: int = 0
     """The last order of power limits, and when it was sent to the process."""
+    shifts: bytes = b""
+    shifts_ns: int = 0
+    """The same for time shifts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -260,13 +263,18 @@ class FeedWithReaders(Feed):
                 reader.end.send(Rate(every))
 
     def _send_orders(self, now_ns: int) -> None:
-        """Send the orders of power limits that are due to the processes."""
-        if (orders := self.orders) is None:
-            return
+        """Send the orders of power limits and time shifts that are due to the processes."""
+        limits, shifts = self.orders, self.shifts
         for reader in self._readers.values():
             for number, one in reader.connections.items():
-                if one.stream.connected and (line := orders.due(one.stream.node, one.limits, one.limits_ns, now_ns)):
+                if not one.stream.connected:
+                    continue
+                node = one.stream.node
+                if limits is not None and (line := limits.due(node, one.limits, one.limits_ns, now_ns)):
                     one.limits, one.limits_ns = line, now_ns
+                    reader.end.send(Order(number, line))
+                if shifts is not None and (line := shifts.due(node, one.shifts, one.shifts_ns, now_ns)):
+                    one.shifts, one.shifts_ns = line, now_ns
                     reader.end.send(Order(number, line))
 
     def _read_expiry(self, now_ns: int) -> None:

@@ -21,6 +21,7 @@ far below the limit. The wire format allows more, but a controller cannot buffer
 
 EVERY_HEADER = b"gangwatch-every"
 LIMITS_HEADER = b"gangwatch-power-limits"
+SHIFTS_HEADER = b"gangwatch-time-shifts"
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([\t -~\x80-\xff]*))?")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
@@ -38,12 +39,12 @@ class Response:
 
     ended: whether the body is complete. most_every: the largest N for which the agent accepts ``every N`` during the
     response; 1 if it does not accept that, as agents of earlier releases. takes_limits: whether the agent accepts
-    orders of power limits during the response.
+    orders of power limits during the response. takes_shifts: the same for time shifts.
     """
 
     __slots__ = (
         "_begin", "_between", "_chunked", "_head", "_left", "_line", "_size", "_splitter", "ended", "most_every",
-        "takes_limits",
+        "takes_limits", "takes_shifts",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Response:
         self._begin, self._size = b"", 0  # first bytes and size of the last such chunk
         self.ended = False
         self.most_every = 1
-        self.takes_limits = False
+        self.takes_limits = self.takes_shifts = False
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Return all messages that `data` completes, in order. Keeps only copies of `data`.
@@ -128,6 +129,7 @@ class Response:
         every = headers.get(EVERY_HEADER, b"")
         self.most_every = int(every) if _EVERY.fullmatch(every) else 1
         self.takes_limits = headers.get(LIMITS_HEADER) == b"1"
+        self.takes_shifts = headers.get(SHIFTS_HEADER) == b"1"
         self._chunked = bool(encoding)
         return rest
 

@@ -21,9 +21,13 @@ NONE = order_line({})
 
 
 class PowerOrders:
-    """Newest order of each agent. One thread replaces them, another one sends them."""
+    """Newest order of each agent. One thread replaces them, another one sends them.
 
-    def __init__(self) -> None:
+    none: the order that ends all leases of an agent.
+    """
+
+    def __init__(self, none: bytes = NONE) -> None:
+        self._none = none
         self._newest: tuple[int, Mapping[str, bytes]] = (0, {})
 
     def replace(self, orders: Mapping[str, bytes], now_ns: int) -> None:
@@ -38,7 +42,7 @@ class PowerOrders:
         made_ns, orders = self._newest
         if now_ns - made_ns > OLD_SECONDS * 1e9:
             return b""
-        order = orders.get(node, NONE)
-        if order == (sent or NONE) and (order == NONE or now_ns - sent_ns < RENEW_SECONDS * 1e9):
+        order = orders.get(node, self._none)
+        if order == (sent or self._none) and (order == self._none or now_ns - sent_ns < RENEW_SECONDS * 1e9):
             return b""
         return order

@@ -47,6 +47,7 @@ from scheduler_feedback.feed.reader_channel import (
     StreamChanged,
     Watch,
 )
+from scheduler_feedback.feed.shift_orders import PREFIX as SHIFTS
 from scheduler_feedback.feed.stream_state import Follower, Stream
 
 _LAYOUT_KEY = b"\xa1k\xa6layout"
@@ -100,7 +101,9 @@ class ForwardingFeed(Feed):
     def _pass_order(self, command: Order) -> None:
         follower = self._numbers.get(command.connection)
         connection = follower.connection if follower is not None else None
-        if follower is not None and connection is not None and connection.takes_limits:
+        if follower is None or connection is None:
+            return
+        if connection.takes_shifts if command.line.startswith(SHIFTS) else connection.takes_limits:
             self._order(follower, connection, command.line, self._clock.monotonic_ns())
 
     def _refuse(self, command: Refuse) -> None:

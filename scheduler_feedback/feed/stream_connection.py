@@ -62,12 +62,12 @@ class Connection:
 
     Methods raise OSError (which includes TLS errors), ``EndedError``, ``IdentityError``, and what ``Response`` raises.
     certificate: the agent's certificate, once it is accepted; None before that, and without TLS. limits, limits_ns: the
-    last order of power limits that was sent, and when.
+    last order of power limits that was sent, and when. shifts, shifts_ns: the same for time shifts.
     """
 
     __slots__ = (
         "_buffers", "_check", "_connecting", "_request", "_response", "_socket", "_tls", "_unsent", "certificate",
-        "limits", "limits_ns",
+        "limits", "limits_ns", "shifts", "shifts_ns",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +84,7 @@ class Connection:
         before it is accepted."""
         self._check = check
         self.limits, self.limits_ns = b"", 0
+        self.shifts, self.shifts_ns = b"", 0
         self.certificate: Certificate | None = None
         self._buffers = buffers
         self._response = Response()
@@ -135,6 +136,11 @@ class Connection:
         """Whether the agent accepts orders of power limits on this connection."""
         return self._response.takes_limits
 
+    @property
+    def takes_shifts(self) -> bool:
+        """Whether the agent accepts orders of time shifts on this connection."""
+        return self._response.takes_shifts
+
     def ask_every(self, every: int) -> None:
         """Ask the agent for each `every`-th frame only; 1 for all frames."""
         self._say(b"every %d\n" % every)
@@ -142,6 +148,11 @@ class Connection:
     def order_limits(self, line: bytes, now_ns: int) -> None:
         """Send an order of power limits (``power_orders``)."""
         self.limits, self.limits_ns = line, now_ns
+        self._say(line)
+
+    def order_shifts(self, line: bytes, now_ns: int) -> None:
+        """Send an order of time shifts (``shift_orders``)."""
+        self.shifts, self.shifts_ns = line, now_ns
         self._say(line)
 
     def _say(self, line: bytes) -> None:

@@ -40,6 +40,8 @@ from scheduler_feedback.core.job import JobKind, StopReason
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import malformed, over_limit, oversized
+from scheduler_feedback.policies.network.link_speeds import Window
+from scheduler_feedback.policies.network.time_shifts import circumstances
 from scheduler_feedback.policies.power.account import account_of
 from scheduler_feedback.policies.power.gpus import in_force
 from scheduler_feedback.policies.power.limits import wanted_limits
@@ -90,7 +92,9 @@ def _report_speed(engine: Engine, now_ns: int, *, job_id: str, attempt: int) -> 
         return ()
     spec = gang.course.job.spec
     rate = gang.speed * engine.machines.unit(spec)
-    return (reported(job_id, attempt, rate, engine.seed, engine.machines.wait_share(gang)),)
+    share = engine.machines.wait_share(gang)
+    times = engine.machines.step_times(gang) if engine.state.policy.time_shifts else (0.0, 0.0, 0.0)
+    return (reported(job_id, attempt, rate, engine.seed, share, times),)
 
 
 def _set_limits(engine: Engine, now_ns: int, *, nodes: tuple[str, ...]) -> Iterator[Event]:
@@ -205,6 +209,8 @@ class Engine:
         if settings.power is not None:
             self.meter = PowerMeter(settings.power, self._nodes, settings.policy.power_budget_watts > 0)
         self._power_changed: set[str] = set()
+        self._circumstances: dict[str, tuple[object, ...]] = {}
+        """On what the speed of each measured gang depends (``time_shifts.circumstances``)."""
 
     @property
     def seed(self) -> int:
@@ -478,6 +484,8 @@ class Engine:
             self.account.decisions += len(outcome.actions)
             if self.meter is not None:
                 self._follow_power(outcome, now_ns)
+            if self.machines.links is not None and self.state.policy.time_shifts and outcome.changed:
+                self._follow_shifts(now_ns)
             if not events and (self.state.idle or not outcome.changed):
                 return
         raise RuntimeError(f"{MOST_TURNS} cycles at {now_ns} ns still led to new decisions: this is a bug in the cycle")
@@ -490,6 +498,21 @@ class Engine:
         if self._power_changed and in_force(self.state):
             nodes, self._power_changed = tuple(sorted(self._power_changed)), set()
             self.later(Occurrence(now_ns + LIMIT_NS, partial(_set_limits, nodes=nodes)))
+
+    def _follow_shifts(self, now_ns: int) -> None:
+        """Apply the scheduler's time shifts, and measure the gangs again whose speed depends on something else now."""
+        before, self._circumstances = self._circumstances, circumstances(self.state, index_of(self.state))
+        changed = {
+            job_id: gang
+            for job_id, present in self._circumstances.items()
+            if present != before.get(job_id) and (gang := self.gangs.get(job_id)) is not None and not gang.stopping
+        }
+        for job_id, gang in changed.items():
+            shift = self.state.jobs[job_id].time_shift
+            gang.window = None if shift is None else Window(shift.offset_ns / 1e9, shift.period_ns / 1e9)
+        self._share_links(changed, now_ns)
+        for job_id, gang in changed.items():
+            self._measure_later(job_id, gang, now_ns)
 
     def limit(self, node: str, limits: Sequence[float], now_ns: int) -> Iterator[Event]:
         """Set the power limits of a node's GPUs, and yield what its agent reports."""

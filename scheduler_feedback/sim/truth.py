@@ -18,13 +18,14 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import JobSpec, Slot
+from scheduler_feedback.policies.network.link_speeds import Flow, Window
 from scheduler_feedback.policies.queue.network_class import VARIABLE
 from scheduler_feedback.policies.speeds.learnt_speeds import level_of
 from scheduler_feedback.sim.job_trace import TraceJob
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
 from scheduler_feedback.sim.speeds.dataset_loads import DatasetLoads
 from scheduler_feedback.sim.speeds.measured_speeds import MeasuredSpeeds
-from scheduler_feedback.sim.speeds.shared_links import Flow, SharedLinks, loads
+from scheduler_feedback.sim.speeds.shared_links import SharedLinks, loads
 
 
 @dataclass(slots=True)
@@ -94,6 +95,10 @@ class Gang:
     """Speed at the power limits of its GPUs, relative to the highest ones."""
     flow: Flow | None = None
     """Its traffic on uplinks; None if it has none."""
+    window: Window | None = None
+    """When its steps begin, as the scheduler has decided; None: at any time."""
+    network_seconds: float = 0.0
+    """Time of its communication in the steps with least, in seconds."""
     slot_share: float = 0.0
     """Part of each slot that the attempt uses; 0: not limited."""
 
@@ -312,8 +317,11 @@ class Machines:
             gangs = {job_id: gang for job_id, gang in gangs.items() if job_id not in group}
             flows = [(gang.flow, job_id) for job_id, gang in group.items() if gang.flow is not None]
             flows.sort()
-            for (_, job_id), speed in zip(flows, self.links.speeds([flow for flow, _ in flows]), strict=True):
+            windows = [group[job_id].window for _, job_id in flows]
+            shared = self.links.speeds([flow for flow, _ in flows], windows if any(windows) else ())
+            for (_, job_id), (speed, network_seconds) in zip(flows, shared, strict=True):
                 gang = group[job_id]
+                gang.network_seconds = network_seconds
                 if gang.linked != speed and not gang.stopping:
                     gang.advance(now_ns)
                     gang.linked = speed
@@ -326,6 +334,16 @@ class Machines:
             return None
         profile = self.links.profile(gang.course.job.spec.workload, gang.slots)
         return 1 - gang.linked if profile is None else 1 - (1 - profile.share) * gang.linked
+
+    def step_times(self, gang: Gang) -> tuple[float, float, float]:
+        """Return what the gang reports of its steps, in seconds: their mean interval, the communication of the steps
+        with least, and the mean delay by a time shift. Zeros if it uses no uplinks.
+        """
+        if gang.flow is None:
+            return 0.0, 0.0, 0.0
+        alone = sum(gang.flow.profile)
+        interval = alone / gang.linked
+        return interval, gang.network_seconds, interval - alone if gang.window is not None else 0.0
 
     def _beside(self, gang: Gang) -> float:
         """Return the gang's speed beside the jobs on its slots: that of its slowest rank."""

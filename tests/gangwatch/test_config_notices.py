@@ -15,7 +15,7 @@ from gangwatch.configuration.config_file import Config, load
 from gangwatch.configuration.in_force import InForce, write_in_force
 from gangwatch.configuration.notices import finding, finding_of, notices
 from gangwatch.state_folder import ControllerRecord, StateFolder, this_process, write_atomically
-from scheduler_feedback.core.state import Cell, Order, Policy, Queue, Sharing, Sizes, TypeQuotas
+from scheduler_feedback.core.state import Cell, Mode, Order, Policy, Queue, Sharing, Sizes, TypeQuotas
 
 OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
 
@@ -143,6 +143,12 @@ def test_settings_that_contradict_cells_are_refused(tmp_path: Path, policy: str,
     with pytest.raises(ConfigError) as refused:
         load(file)
     assert wrong in str(refused.value)
+
+
+def test_time_shifts_in_mode_observe() -> None:
+    (only,) = notices(Policy(time_shifts=True, mode=Mode.OBSERVE), 1)
+    assert "policy.time_shifts: no step is delayed in mode observe" in only
+    assert notices(Policy(time_shifts=True), 1) == ()
 
 
 def test_a_power_budget_whose_agents_may_set_no_limits() -> None:

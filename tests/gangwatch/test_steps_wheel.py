@@ -71,6 +71,7 @@ def test_the_wheel_contains_exactly_the_suites_files(wheel: Path) -> None:
             "reporting/collective_waits",
             "reporting/flight_recorder",
             "reporting/nccl_ras",
+            "reporting/time_shift",
             "reporting/rank_stacks",
             "reporting/training_steps",
         )

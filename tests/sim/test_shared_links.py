@@ -8,10 +8,11 @@ import pytest
 
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Estimates, Policy
+from scheduler_feedback.policies.network.link_speeds import Flow, Profile, rates
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
-from scheduler_feedback.sim.speeds.shared_links import Flow, Profile, SharedLinks, link_speeds, loads, rates
+from scheduler_feedback.sim.speeds.shared_links import SharedLinks, loads, random_speeds
 
 HALF = Profile(0.5, 0.5)
 
@@ -22,7 +23,8 @@ def flow(*links: str, network_class: int = 0, profile: Profile = HALF) -> Flow:
 
 def mean_speeds(*flows: Flow) -> list[float]:
     """Return the mean speed of each gang over twenty draws of the phases."""
-    return [fmean(one) for one in zip(*(link_speeds(flows, 1.0, seed) for seed in range(20)), strict=True)]
+    draws = [[one.speed for one in random_speeds(flows, 1.0, seed)] for seed in range(20)]
+    return [fmean(one) for one in zip(*draws, strict=True)]
 
 
 def test_only_a_gang_in_several_racks_loads_uplinks() -> None:

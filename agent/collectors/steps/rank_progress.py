@@ -22,6 +22,7 @@ WRAP = 2**64 - 1
 class Progress:
     """Progress of one rank, computed from its records. Pure.
 
+    shift_known: whether the process can delay its steps for a time shift; set by the collector.
     newest_ns: time of the newest record. usual_step_ns: moving average of the lengths of finished steps; 0 if none.
     Times are nanoseconds of the host's monotonic clock; totals of time are nanoseconds too. Records from before
     `since_ns` only update the open step and collectives, and are not counted: a previous agent may have counted them.
@@ -35,6 +36,8 @@ class Progress:
         self.tokens = 0
         self.entered = 0
         self.left = 0
+        self.shift_ns = 0
+        self.shift_known = False
         self.wait_known = False
         self.tokens_known = False
         self.newest_step: int | None = None
@@ -46,6 +49,7 @@ class Progress:
         self._open_step: tuple[int, int] | None = None
         self._open_collectives: OrderedDict[int, int] = OrderedDict()
         self._entered_in: OrderedDict[int, int] = OrderedDict()
+        self._delays: OrderedDict[int, int] = OrderedDict()
 
     def fold(self, record: RingRecord) -> StepRecord | None:
         """Update the progress with one record. Return the step that the record finishes, if any."""
@@ -53,6 +57,10 @@ class Progress:
         self.newest_ns = max(self.newest_ns, record.time_ns)
         if record.kind == STEP_BEGUN:
             self._begins = True
+            if record.duration_ns:
+                self._delays[record.number] = record.duration_ns
+                if len(self._delays) > MAX_STEPS_IN_FLIGHT:
+                    self._delays.popitem(last=False)
             self.newest_step = record.number
             self._open_step = (record.number, record.time_ns)
             self._entered_in[record.number] = 0
@@ -77,10 +85,15 @@ class Progress:
         if self._open_step is not None and self._open_step[0] == record.number:
             self._open_step = None
         collectives = self._entered_in.pop(record.number, 0)
+        delay_ns = self._delays.pop(record.number, 0)
         if not self._begins:
             self.newest_step = record.number
         if record.abandoned or not counted:
             return None
+        if delay_ns:  # the wait for a time shift is part of the step, and none of the rank's own time
+            wait_ns = None if record.wait_ns is None else record.wait_ns + delay_ns
+            record = record._replace(duration_ns=record.duration_ns + delay_ns, wait_ns=wait_ns)
+            self.shift_ns += delay_ns
         self.steps += 1
         self.step_ns += record.duration_ns
         weight = NEWEST_STEP if self.usual_step_ns else 1.0
@@ -125,4 +138,5 @@ class Progress:
             self.tokens & WRAP if self.tokens_known else None,
             self.entered & WRAP,
             self.left & WRAP,
+            self.shift_ns & WRAP if self.shift_known else None,
         )

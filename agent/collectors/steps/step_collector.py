@@ -22,8 +22,9 @@ from agent.schema.errors import REFUSAL_REASONS, ReporterError
 from agent.schema.frame import MAX_RECORDS, EventRecord, Member, OpenRecord, Record, StepRecord
 from agent.sources.proc.proc import TICK_NS
 from agent.sources.steps.pod_sockets import PodSockets
+from agent.sources.steps.shift_orders import Shift, ShiftOrders
 from agent.sources.steps.step_connection import Admission, Registered
-from agent.sources.steps.step_messages import Claim, Peer, Place
+from agent.sources.steps.step_messages import NO_SHIFT, Claim, Peer, Place, shift_message
 from agent.sources.steps.step_socket import MESSAGE_SECONDS, Refusal, StepSocket
 from agent.sources.steps.tenants import Quotas, Tenant, fair_shares
 
@@ -84,10 +85,12 @@ class StepCollector:
         message_seconds: float = MESSAGE_SECONDS,
         pods: str | None = None,
         quotas: Quotas | None = None,
+        shifts: ShiftOrders | None = None,
     ) -> None:
         """Start to listen at the socket.
 
-        pods: the kubelet's folder of pods, None for no step sockets in pods. quotas: limits of each tenant.
+        pods: the kubelet's folder of pods, None for no step sockets in pods. quotas: limits of each tenant. shifts:
+        time shifts that the controller orders; None: it may order none.
         """
         self.interval_seconds = interval_seconds
         self._attribution = attribution
@@ -110,6 +113,8 @@ class StepCollector:
         self._inside: list[OpenRecord] = []
         self._columns = StepColumns()
         self._blocked = BlockedRanks()
+        self._shifts = shifts
+        self._shifted: dict[Registered, tuple[int, Shift]] = {}
         pod_sockets = None if pods is None else PodSockets(pods)
         self._socket = StepSocket(
             socket_path,
@@ -138,6 +143,7 @@ class StepCollector:
         records_read = self._read_all(registered, closed)
         self._learn_cost(records_read, time.thread_time_ns() - began_ns)
         self._forget_ended(living, self._clock.monotonic_ns())
+        self._pass_shifts(registered, closed)
         events = self._refusals(self._clock.monotonic_ns()) + self._ask_blocked(registered, closed)
         inside = [
             open_record
@@ -223,6 +229,7 @@ class StepCollector:
             progress.newest_ns = self._clock.monotonic_ns()
             self._tenants[member] = tenant
         progress.place = reporter.place
+        progress.shift_known = bool(reporter.claim.shifts)
 
     def _read_all(self, registered: list[Registered], closed: set[Registered]) -> int:
         """Read the new records of the rings, up to the limit of one run. Return the number of records read.
@@ -367,6 +374,25 @@ class StepCollector:
                 event = self._blocked.answered(reporter.member, report, now_ns, wall_ns)
                 events += [] if event is None else [event]
         return events
+
+    def _pass_shifts(self, registered: list[Registered], closed: set[Registered]) -> None:
+        """Pass the newest order of time shifts to the reporters of its gangs, and end the shifts of all others."""
+        if self._shifts is None:
+            return
+        number, shifts = self._shifts.newest()
+        if not shifts and not self._shifted:
+            return
+        before, self._shifted = self._shifted, {}
+        for one in registered:
+            if one in closed or not one.claim.shifts:
+                continue
+            shift = shifts.get(one.member.gang)
+            if shift is not None:
+                self._shifted[one] = number, shift
+                if before.get(one) != (number, shift):
+                    self._socket.send(one, shift_message(*shift))
+            elif one in before:
+                self._socket.send(one, NO_SHIFT)
 
     def _fill(self, reporters: int) -> Block:
         by_tenant: dict[Tenant, list[tuple[Member, Place]]] = {}

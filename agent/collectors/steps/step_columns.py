@@ -34,6 +34,7 @@ RANK_COUNTERS = (
     "gangwatch_rank_tokens_total",
     "gangwatch_rank_collectives_entered_total",
     "gangwatch_rank_collectives_left_total",
+    "gangwatch_rank_time_shift_seconds_total",
 )
 
 OWN_COUNTERS = len(REFUSAL_REASONS) + len(RECORD_COUNTERS)

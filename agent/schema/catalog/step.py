@@ -18,6 +18,13 @@ STEP: tuple[Metric, ...] = (
     ),
     Metric("gangwatch_rank_collectives_entered_total", "counter", "Collectives entered.", "", MEMBER, "step ring"),
     Metric("gangwatch_rank_collectives_left_total", "counter", "Collectives left.", "", MEMBER, "step ring"),
+    seconds_counter(
+        "gangwatch_rank_time_shift_seconds_total",
+        "Time for which finished steps were delayed by a time shift; it is part of their waits. Absent if the rank's "
+        "reporter cannot delay steps.",
+        MEMBER,
+        "step ring",
+    ),
     Metric("gangwatch_rank_step", "gauge", "Number of the last step that the rank started.", "", MEMBER, "step ring"),
     Metric(
         "gangwatch_rank_place_info",

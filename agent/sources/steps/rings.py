@@ -59,7 +59,8 @@ class RingRecord(NamedTuple):
     number: int
     time_ns: int
     duration_ns: int
-    """Duration of the step or collective in nanoseconds, in the record of its end; otherwise 0."""
+    """Duration of the step or collective in nanoseconds, in the record of its end. In that of a step's begin, duration
+    of the wait before it for a time shift. Otherwise 0."""
     wait_ns: int | None
     """Nanoseconds spent waiting in collectives; None if unknown."""
     tokens: int | None

@@ -123,11 +123,15 @@ class Connection:
         """
         if self.owes_report:
             return
+        self.owes_report = self.send(QUESTION)
+
+    def send(self, message: bytes) -> bool:
+        """Send a message to the process, without waiting. Return whether it was sent."""
         try:
-            self.socket.send(len(QUESTION).to_bytes(LENGTH_BYTES, "big") + QUESTION, socket.MSG_NOSIGNAL)
+            self.socket.send(len(message).to_bytes(LENGTH_BYTES, "big") + message, socket.MSG_NOSIGNAL)
         except OSError:
-            return
-        self.owes_report = True
+            return False
+        return True
 
     def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
         """Keep the descriptor of the step ring, which must be the only one.

@@ -20,6 +20,9 @@ MAX_REPORT_BYTES = 16 * 1024
 QUESTION = b'{"v":1,"ask":"blocked"}'
 """Message to a registered process that asks where it is blocked."""
 
+NO_SHIFT = b'{"v":1,"shift":null}'
+"""Message to a registered process that ends its time shift."""
+
 LENGTH_BYTES = 4
 """Size in bytes of the length before each message, a big-endian integer."""
 
@@ -62,6 +65,8 @@ class Claim(msgspec.Struct, frozen=True):
     place: Place = Place()
     answers: _Count = 0
     """1 if the process answers QUESTION."""
+    shifts: _Count = 0
+    """1 if the process can delay its steps (``shift_message``)."""
 
 
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -126,6 +131,11 @@ def take_message(received: bytearray, most_bytes: int = MAX_MESSAGE_BYTES) -> by
     message = bytes(received[LENGTH_BYTES : LENGTH_BYTES + length])
     del received[: LENGTH_BYTES + length]
     return message
+
+
+def shift_message(period_ns: int, offset_ns: int) -> bytes:
+    """Return the message to a registered process that its steps begin at ``offset_ns + k * period_ns`` since 1970."""
+    return b'{"v":1,"shift":{"period_ns":%d,"offset_ns":%d}}' % (period_ns, offset_ns)
 
 
 def parse_claim(message: bytes) -> Claim:

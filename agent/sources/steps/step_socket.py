@@ -63,6 +63,10 @@ that the user has sent cannot be closed."""
 
 MAX_REFUSAL_CHARACTERS = 500
 
+MAX_MESSAGES = 4096
+"""Maximum number of messages to processes that wait for the socket's thread: one for each of the most reporters. The
+oldest are dropped; the next renewal of a time shift replaces them."""
+
 MAX_QUESTIONS = 64
 """Maximum number of questions and of reports about blocked ranks that wait for the other thread. Further ones are
 dropped."""
@@ -133,6 +137,7 @@ class StepSocket:
         self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self.reports: deque[tuple[Registered, BlockedReport]] = deque(maxlen=MAX_QUESTIONS)
         self._questions: deque[Registered] = deque(maxlen=MAX_QUESTIONS)
+        self._messages: deque[tuple[Registered, bytes]] = deque(maxlen=MAX_MESSAGES)
         self._pod_sockets = pod_sockets
         self._scan_pods_at = 0.0  # next scan for pods, monotonic seconds
         self._path = path
@@ -173,6 +178,14 @@ class StepSocket:
     def ask(self, registered: Registered) -> None:
         """Ask a registered process where it is blocked. Its answer, if it gives one, is added to ``reports``."""
         self._questions.append(registered)
+        self._wake_thread()
+
+    def send(self, registered: Registered, message: bytes) -> None:
+        """Send a message to a registered process, without waiting."""
+        self._messages.append((registered, message))
+        self._wake_thread()
+
+    def _wake_thread(self) -> None:
         try:
             self._wake.send(b"x", socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -389,12 +402,17 @@ class StepSocket:
             self.reports.append((registered, report))
 
     def _ask_all(self) -> None:
-        """Send the questions that ``ask`` has stored, without waiting for any process."""
+        """Send the questions and messages of ``ask`` and ``send``, without waiting for any process."""
         while self._questions:
             registered = self._questions.popleft()
             connection = self._reporting.get(registered.member)
             if connection is not None and connection.registered is registered:
                 connection.ask()
+        while self._messages:
+            registered, message = self._messages.popleft()
+            connection = self._reporting.get(registered.member)
+            if connection is not None and connection.registered is registered:
+                connection.send(message)
 
     def _refuse_late(self, now: float) -> None:
         """Refuse connections that have not sent a complete registration within MESSAGE_SECONDS."""

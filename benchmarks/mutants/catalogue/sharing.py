@@ -12,6 +12,8 @@ _SERVICES = ("tests/sim/test_services.py",)
 _SPEEDS = ("tests/controller/test_shared_speeds.py",)
 _MOVES = ("tests/policies/test_guest_moves.py",)
 _SHIFTS = ("tests/sim/test_time_shifts.py",)
+_SHIFTED = ("tests/policies/test_time_shifts.py",)
+_REPORTS = ("tests/controller/test_time_shift_reports.py",)
 
 MUTANTS = (
     Mutant("policies.sharing.guest_moves:_lost_share", "1 - _own_speed(state, job)", "_own_speed(state, job)", _MOVES),
@@ -56,9 +58,16 @@ MUTANTS = (
     Mutant("core.telemetry.steps.latency_reports:LatencyReports.report", "abs(seconds - before) <= CHANGE * before", "False",
            _LATENCIES),
     Mutant("core.telemetry.steps.latency_reports:LatencyReports.due", "known[0] != group", "False", _LATENCIES),
-    Mutant("sim.speeds.time_shifts:windows", "busy[cell] + load - capacity", "load - capacity", _SHIFTS),
-    Mutant("sim.speeds.time_shifts:shifted_speeds", "return max(plain", "return min(plain", _SHIFTS),
-    Mutant("sim.speeds.time_shifts:windows", "common / repeats)", "common)", _SHIFTS),
+    Mutant("policies.network.windows:_placed", "busy[cell] + load - capacity", "load - capacity", _SHIFTS),
+    Mutant("policies.network.windows:better_windows", "speeds > most", "speeds < most", _SHIFTS),
+    Mutant("policies.network.windows:_placed", "common / repeats", "common", _SHIFTS),
+    Mutant("policies.network.link_speeds:link_speeds", "min(window.wait(now), credit[number])", "window.wait(now) / 4", _SHIFTS),
+    Mutant("policies.network.link_speeds:Window.wait", "late <= LATE * self.period_seconds", "late <= 0", _SHIFTS),
+    Mutant("policies.network.time_shifts:_settled", ">= began_ns", ">= 0", _SHIFTED),
+    Mutant("policies.network.time_shifts:_harmful", "gain > 1 + LEAST_GAIN", "True", _SHIFTED),
+    Mutant("policies.network.time_shifts:speed_measured", "min(network, before.network_seconds)", "network", _SHIFTED),
+    Mutant("controller.time_shift_reports:TimeShiftReports._with_delay", "delay / steps", "delay", _REPORTS),
+    Mutant("controller.time_shift_reports:TimeShiftReports.measure", "if own:", "if False:", _REPORTS),
     Mutant("sim.speeds.services:Load.at", "begin <= seconds", "False", _SERVICES),
     Mutant("sim.speeds.services:Services._count", "> objective", "> 10 * objective", _SERVICES),
     Mutant("policies.sharing.case:pays", ">= LEAST_PART", ">= 0", _RULES),

@@ -244,7 +244,7 @@ class HeldSlots:
     def _cross(self, job: Job, slots: tuple[Slot, ...]) -> None:
         """Add the gang to every uplink that it uses."""
         plan = self.plan_or_none
-        if plan is None or not self.policy.uplink_slowdown:
+        if plan is None or not (self.policy.uplink_slowdown or self.policy.time_shifts):
             return
         for domain in uplink_loss.crossed(plan, slots):
             gang = Crossing(class_of(job.job_id, job.spec), len(slots))

@@ -15,7 +15,17 @@ from heapq import heappush
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.core.job import (
+    Job,
+    JobKind,
+    JobSpec,
+    JobState,
+    RankRecord,
+    Slot,
+    StepTimes,
+    StopReason,
+    TimeShift,
+)
 from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Order, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Verdict
@@ -33,7 +43,7 @@ JOB_FIELDS = frozenset(
         *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds", "progress_ns"),
         *("speed", "excluded_nodes", "overdue", "estimate_seconds", "urgency", "level", "turn", "array_of"),
         *("awaited_type", "awaited_until_ns", "relaxed", "guest_of", "learnt_mib", "peak_mib", "alone"),
-        *("power_limit_watts", "power_speed", "mig_starts"),
+        *("power_limit_watts", "power_speed", "mig_starts", "step_times"),
     }
 )
 """Fields of a job on which the index depends."""
@@ -303,6 +313,7 @@ class SchedulingIndex(TrackedJobs):
         job.peak_mib, job.learnt_mib = 0, self._at_most_slot(job.learnt_mib, slots)
         job.latency_seconds, job.alone_request_seconds, job.busy = None, None, 0.0
         job.power_limit_watts, job.power_speed, job.power_floor_watts, job.power_set_ns = 0.0, 1.0, 0.0, 0
+        self._forget_steps(job)
         self._update(job)
 
     def _at_most_slot(self, mib: int, slots: Iterable[Slot]) -> int:
@@ -368,6 +379,26 @@ class SchedulingIndex(TrackedJobs):
     def keep_alone(self, job: Job) -> None:
         """Record that the job shares no slots from now on. The caller must call ``requeue`` or ``end`` next."""
         job.alone = True
+
+    def report_steps(self, job: Job, times: StepTimes | None) -> None:
+        """Record the measured steps of a running gang; None to forget them."""
+        job.step_times = times
+        if times is None:
+            self.stepping.discard(job.job_id)
+        else:
+            self.stepping.add(job.job_id)
+            self.steps_changed.update(times.uplinks)
+
+    def shift_steps(self, job: Job, shift: TimeShift | None) -> None:
+        """Change the time shift of a running gang; None for none."""
+        job.time_shift = shift
+
+    def _forget_steps(self, job: Job) -> None:
+        """Forget the measured steps of an attempt and its time shift, because it begins or has ended."""
+        if job.step_times is not None:
+            self.steps_changed.update(job.step_times.uplinks)
+            self.stepping.discard(job.job_id)
+        job.step_times, job.time_shift, job.shift_again_ns = None, None, 0
 
     def set_power_limit(self, job: Job, watts: float, speed: float) -> None:
         """Change the power limit of the running gang's GPUs, and its speed. watts: 0 for no limit. speed: relative to
@@ -531,6 +562,7 @@ class SchedulingIndex(TrackedJobs):
         job.done_seconds, job.progress_ns = done_seconds, None
         job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
         job.power_limit_watts, job.power_speed, job.power_floor_watts = 0.0, 1.0, 0.0
+        self._forget_steps(job)
 
     def requeue(self, job: Job, why: str, not_before_ns: int = 0, keep_claim: bool = True) -> None:
         """Put the job back into the queue. keep_claim: keep the slots that are reserved for its restart."""

@@ -394,7 +394,7 @@ class Plan:
         that is already there loses it on its own number of slots. job_id: the gang's job, if it is there already.
         """
         cost = self.congested.get(domain, 0.0)
-        if (others := self.crossing.get(domain)) is not None:
+        if self.uplink_slowdown and (others := self.crossing.get(domain)) is not None:
             share = self.share(gang.job_class)
             for name, other in sorted(others.items()):
                 if name == job_id:

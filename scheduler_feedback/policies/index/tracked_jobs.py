@@ -54,6 +54,8 @@ class TrackedJobs(HeldSlots):
         "probes",
         "running",
         "starved",
+        "stepping",
+        "steps_changed",
         "stoppable_due",
         "timeouts",
         "unheld",
@@ -90,7 +92,11 @@ class TrackedJobs(HeldSlots):
         self.power_limited: set[str] = set()
         """Ids of running jobs whose GPUs have a power limit."""
         self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue, self.opportunists, self.outgrown)
-        self._groups += (self.power_limited,)
+        self.stepping: set[str] = set()
+        """Ids of running jobs with measured steps that use uplinks, for time shifts."""
+        self.steps_changed: set[str] = set()
+        """Names of the uplinks of gangs that were measured, or have left, in this cycle."""
+        self._groups += (self.power_limited, self.stepping)
         self.starved: list[tuple[int, str]] = []
         """Heap of (submission, job id) of jobs that have waited past the starvation bound and are not overdue yet."""
         self._starved: set[str] = set()
@@ -241,6 +247,8 @@ class TrackedJobs(HeldSlots):
         self._take(job, tuple([rank.slot for rank in job.ranks]))
         if job.power_limit_watts:
             self.power_limited.add(job.job_id)
+        if job.step_times is not None:
+            self.stepping.add(job.job_id)
         if job.state is JobState.RUNNING:
             self.running.add(job.job_id)
         if has_outgrown(job):

@@ -9,7 +9,7 @@ fast. So each loses that product of its time, and the cost of an uplink is
 
 of the new gang's slot time. The loss of both gangs counts, in proportion to their ranks: Crux (Cao et al., SIGCOMM'24)
 and its goal, GPUs that compute. Shares are learnt (``learnt_traffic``); unknown ones follow from
-``Policy.uplink_slowdown``. Phases of the two gangs (CASSINI) are not known here.
+``Policy.uplink_slowdown``. Phases of the two gangs are not known here (``policies.network`` shifts them).
 
 A gang that does not fit into one domain gets the domains whose worst uplink costs least; ties go to the fewest domains.
 Without ``uplink_slowdown`` and interference verdicts, uplinks cost nothing and do not affect placement.
@@ -57,7 +57,7 @@ def least_burdened(plan: Plan, holes: list[tuple[int, int]], ranks: int, gang: C
     holes: (number of free slots, number of the domain) of each possible domain; the result has the same form. ranks:
     those to place here, some or all of the gang's.
     """
-    if not plan.crossing and not plan.congested:
+    if not (plan.crossing and plan.uplink_slowdown) and not plan.congested:
         return holes
     cost = {domain: plan.uplink_cost(domain, gang) for _, domain in holes}
     for most in sorted(set(cost.values())):

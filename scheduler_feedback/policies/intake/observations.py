@@ -27,6 +27,7 @@ from scheduler_feedback.policies.data.dataset_cache import note_use
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
+from scheduler_feedback.policies.network import time_shifts
 from scheduler_feedback.policies.power.own_limits import at_full_power
 from scheduler_feedback.policies.remediation.decision_scores import score_applied
 from scheduler_feedback.policies.sharing import memory_pressure
@@ -101,6 +102,7 @@ def speed_measured(context: CycleContext, event: SpeedMeasured) -> None:
         return  # the steps of a service are requests: their rate is its load
     if context.index.partners(job.job_id):
         return  # it says how fast the job is beside others, not what its class can do
+    time_shifts.speed_measured(context, job, event)
     per_second = at_full_power(context, job, event.per_second, event.seconds)
     if per_second is None:
         return  # it was measured at several power limits

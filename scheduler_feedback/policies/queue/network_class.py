@@ -7,7 +7,7 @@ therefore keep their classes, and the new gang gets the class that orders it bes
 
 Strict priority also moves the phases of two gangs apart: the one that had to wait communicates while the other one
 computes, and the next steps do not collide if their steps take equally long. CASSINI (Rajasekaran et al., NSDI'24)
-computes such shifts in advance; there is no way to delay a rank's step here.
+computes such shifts in advance, as ``policies.network.time_shifts`` does.
 """
 
 from __future__ import annotations

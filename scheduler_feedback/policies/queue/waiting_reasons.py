@@ -24,6 +24,7 @@ from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.mig import words as mig_words
+from scheduler_feedback.policies.network import time_shifts
 from scheduler_feedback.policies.power import limits
 from scheduler_feedback.policies.power.admission import waits_for_power
 from scheduler_feedback.policies.queue import network_class
@@ -292,6 +293,7 @@ def _explain_present(state: State, job: Job) -> str:
         text += muxflow.present(state, job)
     text += network_class.in_words(state, index_of(state).plan, job, [rank.slot for rank in job.ranks])
     text += limits.present(state, index_of(state), job)
+    text += time_shifts.present(state, job)
     for verdict in state.verdicts.values():
         if verdict.gang == job.job_id and verdict.kind is Kind.HANG:
             text += f"; {sentence(verdict)}"

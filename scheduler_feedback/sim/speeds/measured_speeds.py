@@ -27,6 +27,9 @@ from scheduler_feedback.sim.table import CellError, rows
 NOISE = 0.03
 """Standard deviation of the logarithm of a measured speed, around the real one."""
 
+STEP_NOISE = 0.005
+"""The same for the step times of one attempt: means of at least 16 steps, each of which varies by 2 %."""
+
 MEASURED_SECONDS = 120.0
 """Time over which the speed of an attempt is measured, after its restart."""
 
@@ -126,13 +129,24 @@ def read_speeds(path: Path) -> MeasuredSpeeds:
     return measured_speeds((*key, rate) for key, rate in found.items())
 
 
-def reported(job_id: str, attempt: int, rate: float, seed: int, wait_share: float | None = None) -> Event:
+def reported(
+    job_id: str, attempt: int, rate: float, seed: int, wait_share: float | None = None,
+    step_times: tuple[float, float, float] = (0.0, 0.0, 0.0),
+) -> Event:  # fmt: skip
     """Return the report of an attempt's speed, with a small error.
 
     rate: its real work per second. wait_share: real share of its time in collectives; None if it does not report that.
+    step_times: real mean interval of its steps, least time of communication, and mean delay, in seconds; 0 if it does
+    not report them.
     """
     chance = random.Random(f"{seed}/speed/{job_id}/{attempt}")
     error = chance.gauss(0.0, NOISE)
+    interval, network, delay = step_times
+    noise = STEP_NOISE if interval else NOISE
     if wait_share is not None:
-        wait_share = min(wait_share * math.exp(chance.gauss(0.0, NOISE)), 1.0)
-    return SpeedMeasured(job_id, attempt, rate * math.exp(error), MEASURED_SECONDS, "", wait_share)
+        wait_share = min(wait_share * math.exp(chance.gauss(0.0, noise)), 1.0)
+    if interval:
+        interval, network = interval * math.exp(chance.gauss(0.0, noise)), network * math.exp(chance.gauss(0.0, noise))
+    least = network if interval else None
+    speed = rate * math.exp(error)
+    return SpeedMeasured(job_id, attempt, speed, MEASURED_SECONDS, "", wait_share, interval, least, delay)

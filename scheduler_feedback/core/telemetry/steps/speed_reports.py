@@ -10,7 +10,8 @@ A report also has the share of the time for which all ranks waited in collective
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,6 +23,12 @@ WARM_STEPS = 5
 
 LEAST_STEPS = 10
 """Least number of steps of a report."""
+
+NEWEST_STEPS = 512
+"""Number of newest steps in which the steps with least wait are searched."""
+
+LEAST_WAIT = 0.1
+"""Quantile of the waits of all ranks that counts as the time of the collectives without other traffic."""
 
 FIRST_SECONDS, NEXT_SECONDS = 15.0, 600.0
 """Time over which the first and each later report of an attempt is measured."""
@@ -43,6 +50,8 @@ class _Window:
     """Tokens of all ranks; NaN if a rank did not report them."""
     wait_seconds: float = 0.0
     """Time for which all ranks waited in collectives, in seconds; NaN if a rank did not report its waits."""
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST_STEPS))
+    """Time for which all ranks waited in collectives in each of the newest steps, in seconds."""
     wanted_seconds: float = FIRST_SECONDS
     """Length of the window."""
 
@@ -88,11 +97,15 @@ class SpeedReports:
         window.tokens += float("nan") if steps.tokens is None else float(steps.tokens[skipped:].sum())
         # The rank that waits least arrives last, so all of its wait is communication, not a wait for other ranks.
         window.wait_seconds += float(steps.wait_seconds[skipped:].min(axis=1).sum())
+        window.waits.extend(steps.wait_seconds[skipped:][-NEWEST_STEPS:].min(axis=1).tolist())
         seconds = (int(ends[-1]) - window.begun_ns) / 1e9
         if seconds < window.wanted_seconds or window.steps < LEAST_STEPS:
             return None
         counted = bool(np.isfinite(window.tokens)) and window.tokens > 0
         work, unit = (window.tokens, "tokens") if counted else (float(window.steps), "steps")
         self._windows[name] = _Window(window.attempt, 0, int(ends[-1]), wanted_seconds=NEXT_SECONDS)
-        share = min(window.wait_seconds / seconds, 1.0) if np.isfinite(window.wait_seconds) else None
-        return SpeedMeasured(name, window.attempt, work / seconds, seconds, unit, share)
+        known = bool(np.isfinite(window.wait_seconds))
+        share = min(window.wait_seconds / seconds, 1.0) if known else None
+        least = float(np.quantile(np.array(window.waits), LEAST_WAIT)) if known else None
+        interval = seconds / window.steps
+        return SpeedMeasured(name, window.attempt, work / seconds, seconds, unit, share, interval, least)
