@@ -22,7 +22,7 @@ FEEDBACK: tuple[Metric, ...] = (
            "the cycle"),
     Metric("gangwatch_queue_gangs_waiting", "gauge", "Pending gangs of the queue.", "", ("queue",), "the cycle"),
     Metric("gangwatch_gangs_waiting", "gauge",
-           "Pending gangs by the reason that `gangwatch explain` shows; `not-evaluated`: those after the first 1,000.", "",
+           "Pending gangs by the reason that `gangwatch explain` shows; `not-evaluated`: after the first 1,000.", "",
            ("reason",), "the cycle"),
     Metric("gangwatch_reserved_slots", "gauge", "Slots reserved for the gang.", "", ("gang",), "the cycle"),
     Metric("gangwatch_gangs", "gauge", "Gangs by state.", "", ("state",), "the cycle"),
