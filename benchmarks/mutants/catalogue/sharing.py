@@ -43,6 +43,8 @@ MUTANTS = (
         "chance.gain >= best[1].gain",
         (*_JOIN, *_RULES, *_KEPT, "tests/policies/test_sharing_chances.py"),
     ),
+    Mutant("policies.sharing.guests:_best", "reserved and not reserved.isdisjoint", "False and reserved.isdisjoint",
+           (*_JOIN, *_RULES)),
     Mutant("policies.sharing.pair_speeds:refresh", "alone * max(beside * (job.slot_part or 1.0), 0.01)", "alone",
            (*_JOIN, *_RULES)),
     Mutant("policies.sharing.muxflow:chance", "mine < LEAST_PART", "False", _LENT),
