@@ -400,9 +400,17 @@ class DetectionThread:
 
     def _run(self) -> None:
         while not self._stop.wait(self._tick_seconds):
-            # If another thread runs detection, take over only when it is late: it may be busy with reading.
-            if (self._clock.monotonic_ns() - self._ticked_ns) / 1e9 >= self._patience_seconds:
+            if self.is_overdue():
                 self.run_tick()
+
+    def is_overdue(self) -> bool:
+        """Return whether this object's own thread must run the next tick.
+
+        If another thread runs detection, that is so only if it is late: it may be busy with reading, and it pauses
+        after a long tick.
+        """
+        last_ns = max(self._ticked_ns, self._due_ns)
+        return (self._clock.monotonic_ns() - last_ns) / 1e9 >= self._patience_seconds
 
     def run_tick(self) -> None:
         """Process queued frames, and run one tick of every detector. A tick in progress is ended instead."""

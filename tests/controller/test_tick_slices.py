@@ -135,3 +135,14 @@ def test_a_detector_that_fails_in_a_later_slice_is_disabled() -> None:
     assert watch.broken().startswith("gangs failed") and not found and detector.judged == ["j-1"]
     watch.run_tick()
     assert len(detector.contexts) == 1
+
+
+def test_the_own_thread_does_not_tick_during_the_pause_after_a_long_tick(rests: list[Callable[[], None]]) -> None:
+    watch, detector, clock, _ = watched(4.0)
+    clock.advance(1.0)
+    assert watch.is_overdue(), "nothing else runs detection"
+    assert watch.between() == pytest.approx(24.0)
+    clock.advance(24.0 + detection_thread.PATIENCE_SECONDS - 0.1)
+    assert not watch.is_overdue()
+    clock.advance(0.2)
+    assert watch.is_overdue() and detector.judged == list(GANGS)
