@@ -78,6 +78,10 @@ def _as_toml(tree: dict[str, Any]) -> str:
 def _make_toml(chance: random.Random) -> bytes:
     """Make a configuration file of some sections and keys, some of which have unusual values."""
     tree: dict[str, Any] = {}
+    if chance.random() < 0.25:  # one unusual value alone reaches the checks that come last
+        section = chance.choice([*MORE, *["policy"] * 8])
+        key = chance.choice(list(MORE[section]))
+        return _as_toml({section: {key: chance.choice(MORE[section][key])}}).encode("utf-8", "replace")
     for section in chance.sample(list(DEFAULTS), chance.randrange(1, 5)):
         keys = list(DEFAULTS[section])
         tree[section] = {key: DEFAULTS[section][key] for key in chance.sample(keys, min(len(keys), 4))}

@@ -28,6 +28,8 @@ ORDERS = (
     b"every 2\n",
     b"power-limits MIG-a=1\nevery 99\n",
     b"every 999\n",
+    b"time-shifts j-1=1000000000/5 a%2Fb=20/0\n",
+    b"time-shifts\n",
 )
 LEASES = tuple(
     {"boot_id": "b", "restore": {"GPU-1": own}, "leases": {"GPU-1": [300.0, 5]}} for own in (700000, 300000, 0)
@@ -47,9 +49,14 @@ def _parse_orders(data: bytes) -> str:
     def limit(limits: Mapping[str, float]) -> bool:
         assert all(0 <= watts < 1e5 for watts in limits.values())
         assert len(limits) <= 64
-        return True
+        return len(limits) < 2
 
-    stream = FrameStream((), lambda _: None, limit=limit)
+    def shift(shifts: Mapping[str, tuple[int, int]]) -> bool:
+        assert all(period > 0 <= offset for period, offset in shifts.values())
+        assert len(shifts) <= 64
+        return len(shifts) < 2
+
+    stream = FrameStream((), lambda _: None, limit=limit, shift=shift)
     middle = len(data) // 2
     if not stream.take_request(data[:middle]):
         return REFUSED_FIRST

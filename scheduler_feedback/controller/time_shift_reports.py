@@ -40,7 +40,7 @@ class _Agent:
     layout_id: str
     gangs: dict[str, str]
     """Name of each gang for the agent, by the cycle's name of its job."""
-    jobs: list[str] = field(default_factory=list)
+    job_ids: list[str] = field(default_factory=list)
     """Job of each rank that can delay its steps."""
     delays: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
     """Position of the delay of each of these ranks in the counters of a frame: intp [ranks]."""
@@ -70,11 +70,11 @@ class TimeShiftReports:
         agent = self._agents.get(raw.node)
         if agent is None or agent.layout_id != raw.layout_id:
             agent = self._agents[raw.node] = self._ranks_of(raw, layout)
-        if not agent.jobs:
+        if not agent.job_ids:
             return
         valid = frame.counters_valid.take(agent.delays).tolist()
         delays, steps = frame.counters.take(agent.delays).tolist(), frame.counters.take(agent.steps).tolist()
-        for job, known, delay, count in zip(agent.jobs, valid, delays, steps, strict=True):
+        for job, known, delay, count in zip(agent.job_ids, valid, delays, steps, strict=True):
             if known:
                 self._totals[job] = delay * NANOSECOND, float(count)
 
@@ -90,7 +90,7 @@ class TimeShiftReports:
                 rank = job, labels.get("attempt", ""), labels.get("rank", "")
                 places.setdefault(rank, {})[column.metric] = position
         pairs = [(rank[0], both[DELAY], both[STEPS]) for rank, both in sorted(places.items()) if len(both) == 2]
-        found.jobs = [job for job, _, _ in pairs]
+        found.job_ids = [job for job, _, _ in pairs]
         found.delays = np.array([delay for _, delay, _ in pairs], np.intp)
         found.steps = np.array([steps for _, _, steps in pairs], np.intp)
         return found

@@ -112,9 +112,9 @@ class Ordeal:
     types: int = 1
     jobs_per_slot: int = 1
     slot_memory_mib: int = 0
+    index_every: int = 1
     mig_models: tuple[str, ...] = ()
     """GPU models of the nodes, in turn; '' for one that cannot be divided. Empty: none can."""
-    index_every: int = 1
     """Cycles between two comparisons of the index with one that is built again, which takes as long as two cycles."""
     now_ns: int = START_NS
     state: State = field(init=False)

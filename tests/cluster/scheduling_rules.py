@@ -185,6 +185,7 @@ NOT_DERIVED = frozenset(
         "stoppable_due",
         "timeouts",
         "regrouped",
+        "steps_changed",
         "touched",
         "parts",
         "own_due",

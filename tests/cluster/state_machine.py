@@ -238,7 +238,7 @@ class Invariants(RuleBasedStateMachine):
             policy = replace(policy, power_budget_watts=0.0)  # limits change run times
         else:
             policy = replace(policy, estimates=estimates)
-        self.world = Ordeal(tuple(sizes), policy, racks, types, jobs_per_slot, memory, mig, self.index_every)
+        self.world = Ordeal(tuple(sizes), policy, racks, types, jobs_per_slot, memory, self.index_every, mig)
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is not None:  # report the original failure, not its consequences

@@ -13,7 +13,17 @@ import pytest
 import scheduler_feedback
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.core.job import (
+    Job,
+    JobKind,
+    JobSpec,
+    JobState,
+    RankRecord,
+    Slot,
+    StepTimes,
+    StopReason,
+    TimeShift,
+)
 from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Estimates, MeasuredMemory, Order, Policy, Sharing
 from scheduler_feedback.core.verdict import Kind
@@ -213,6 +223,10 @@ CHANGES: dict[str, Callable[[World, SchedulingIndex], None]] = {
         index.report_power("n0", (SlotPower(300.0, 700.0, 300.0, 50.0),) * 2, True),
         index.report_power("n1", (SlotPower(300.0, 700.0, 300.0, 50.0),) * 2, True),
     )[0],
+    "report_steps": lambda world, index: index.report_steps(
+        world.state.jobs["j-000001"], StepTimes(1.0, 0.6, 0.4, 0, SECOND, ("r0",))
+    ),
+    "shift_steps": lambda world, index: index.shift_steps(world.state.jobs["j-000001"], TimeShift(SECOND, 0)),
     "report_progress": lambda world, index: index.report_progress(world.state.jobs["j-000001"], 700.0),
     "stop": lambda world, index: index.stop(world.state.jobs["j-000001"], StopReason.PREEMPT, ""),
     "cancel": lambda world, index: index.cancel(world.state.jobs["j-000001"], ""),

@@ -223,8 +223,8 @@ def test_series_over_the_rate_limit_are_published_later() -> None:
     values = (5, (1, 2, None, None, 3, 4))
     block = columns.fill(2, range(OWN_COUNTERS), {Member("h", 0, 0): values})
     assert np.isnan(block.gauges[1]) and block.gauges[2] == 5.0
-    assert not block.counters_valid[OWN_COUNTERS : OWN_COUNTERS + 6].any()
-    assert block.counters_valid[OWN_COUNTERS + 6 :].tolist() == [True, True, False, False, True, True]
+    assert not block.counters_valid[OWN_COUNTERS : OWN_COUNTERS + 7].any()
+    assert block.counters_valid[OWN_COUNTERS + 7 :].tolist() == [True, True, False, False, True, True, False]
     columns.follow(wanted, 15.0)
     assert columns.members == (Member("g", 99, 0), Member("h", 0, 0))
     columns.follow({}, 1000.0)

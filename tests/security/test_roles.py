@@ -128,8 +128,9 @@ def test_a_submitter_cancels_only_its_own_jobs(site: People) -> None:
     assert site.ask("ana", "POST", f"/api/jobs/{own}/cancel").status == 200
     assert site.ask("bob", "POST", f"/api/jobs/{array}/cancel").status == 200
     states = {job["job"]: job["state"] for job in site.ask("", "GET", "/api/jobs").document}
-    assert states[own] == "cancelled" and states[other] != "cancelled" and states[nobodys] != "cancelled"
-    assert {states[f"{array}.{index}"] for index in range(3)} == {"cancelled"}
+    ended = {"stopping", "cancelled"}  # a job that had started ends a moment later
+    assert states[own] in ended and states[other] != "cancelled" and states[nobodys] != "cancelled"
+    assert {states[f"{array}.{index}"] for index in range(3)} <= ended
 
 
 def test_a_job_without_a_user_belongs_to_no_submitter() -> None:
