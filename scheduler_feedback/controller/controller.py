@@ -58,10 +58,10 @@ from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.feed import Feed, shift_orders
+from scheduler_feedback.feed import Feed, power_orders, shift_orders
 from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
-from scheduler_feedback.feed.power_orders import PowerOrders
+from scheduler_feedback.feed.leased_orders import LeasedOrders
 from scheduler_feedback.journal.recovery import Recovered, recover
 from scheduler_feedback.journal.store import NumberedEntry, Store
 from scheduler_feedback.part_failures import PartFailures, in_words
@@ -119,9 +119,9 @@ class Controller:
             detectors, self._report_results, self._clock,
             fabric=settings.fabric, failures=self.failures, placements=self._placements, job_of=backend.job_of,
         )  # fmt: skip
-        self._power_orders = PowerOrders()
+        self._power_orders = LeasedOrders(power_orders.WORD)
         self._power = PowerReports(self._power_orders, self._detection.measure_again)
-        self._shift_orders = PowerOrders(shift_orders.NONE)
+        self._shift_orders = LeasedOrders(shift_orders.WORD)
         self._shifts = TimeShiftReports(self._shift_orders, backend.job_of, self._detection.measure_again)
         self._feed = RestartingFeed(self._make_feed, self.failures)
         self._freeze_switch = FreezeSwitch(folder / "frozen")
@@ -277,7 +277,7 @@ class Controller:
             self._detection.between, self.failures.report, self._placements.reached, self._detection.suspected_nodes,
             lambda: self._detection.ticks_ns, processes=self._settings.feed_processes,
         )  # fmt: skip
-        feed.orders, feed.shifts = self._power_orders, self._shift_orders
+        feed.orders = self._power_orders, self._shift_orders
         return feed
 
     def end_streams(self) -> None:

@@ -18,7 +18,8 @@ from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import Event, PowerSeen
 from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import State
-from scheduler_feedback.feed.power_orders import PowerOrders, order_line
+from scheduler_feedback.feed.leased_orders import LeasedOrders
+from scheduler_feedback.feed.power_orders import order_line
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.power.account import account_of
 from scheduler_feedback.policies.power.gpus import in_force
@@ -93,7 +94,7 @@ _OWN = {"current": "fixed"}
 class PowerReports:
     """Reports of all agents. gangs_changed: called with the id of a job whose power limit has changed."""
 
-    def __init__(self, orders: PowerOrders, gangs_changed: Callable[[str], None] = lambda _job: None) -> None:
+    def __init__(self, orders: LeasedOrders, gangs_changed: Callable[[str], None] = lambda _job: None) -> None:
         self._orders, self._gangs_changed = orders, gangs_changed
         self._agents: dict[str, _Agent] = {}
         self._busy_ns: dict[tuple[str, int], int] = {}

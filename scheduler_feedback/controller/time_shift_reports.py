@@ -16,7 +16,7 @@ from msgspec import structs
 from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.core.events import Event, SpeedMeasured
 from scheduler_feedback.core.state import State
-from scheduler_feedback.feed.power_orders import PowerOrders
+from scheduler_feedback.feed.leased_orders import LeasedOrders
 from scheduler_feedback.feed.shift_orders import order_line
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.network.time_shifts import circumstances, in_force
@@ -51,7 +51,9 @@ class _Agent:
 class TimeShiftReports:
     """Agents of all gangs. gangs_changed: called with the id of a job whose speed depends on something else now."""
 
-    def __init__(self, orders: PowerOrders, job_of: Callable[[str], str], gangs_changed: Callable[[str], None]) -> None:
+    def __init__(
+        self, orders: LeasedOrders, job_of: Callable[[str], str], gangs_changed: Callable[[str], None]
+    ) -> None:
         self._orders, self._job_of, self._gangs_changed = orders, job_of, gangs_changed
         self._agents: dict[str, _Agent] = {}
         self._totals: dict[str, tuple[float, float]] = {}

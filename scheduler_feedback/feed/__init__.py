@@ -12,6 +12,9 @@ process (docs/adr/0151).
 - stream_state.py       the state of one stream, and the backoff before it is opened again
 - agent_reporting.py    which agents are reporting, and which are stale
 - stream_decoder.py     decoding and checks of one stream's messages
+- frame_rate.py         how many frames a busy controller asks for
+- leased_orders.py      orders to agents, repeated before their lease ends
+- power_orders.py, shift_orders.py  their lines: power limits, time shifts
 - feed.py               all streams: opening, reading, timeouts
 - feed_with_readers.py  the choice between one thread and reader processes, and the controller's side of them
 - reader_channel.py     shared memory and sockets between the controller and a reader process

@@ -31,8 +31,7 @@ from scheduler_feedback.feed.frame_rate import FrameRate, every_of
 from scheduler_feedback.feed.frames_response import RefusedError
 from scheduler_feedback.feed.handshake_slots import HandshakeSlots
 from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, HostAddresses, literal
-from scheduler_feedback.feed.power_orders import PowerOrders
-from scheduler_feedback.feed.shift_orders import PREFIX as SHIFTS
+from scheduler_feedback.feed.leased_orders import NEVER_SENT, LeasedOrders
 from scheduler_feedback.feed.stream_connection import (
     Connection,
     EndedError,
@@ -151,10 +150,8 @@ class Feed:
         self._asked_ns = self._polled_ns = self._swept_ns = self._away_ns = self._read_frames = self._credentials_ns = 0
         self._unopened = 0
         self.streams: dict[str, Stream] = {}
-        self.orders: PowerOrders | None = None
-        """Power limits that agents are to set; None: none. Set it before `run`."""
-        self.shifts: PowerOrders | None = None
-        """Time shifts that agents are to pass on; None: none. Set it before `run`."""
+        self.orders: Sequence[LeasedOrders] = ()
+        """Orders to agents, of each kind. Set it before `run`."""
 
     # --- from the event loop -----------------------------------------------------------------------------------------
 
@@ -305,38 +302,23 @@ class Feed:
                 self._lost(follower, "no connection in time" if connecting else "it has fallen silent")
             follower.burst = max(0.0, follower.burst - allowed)
         self._ask_for_rate(now_ns)
-        if self.orders is not None:
-            self._order_limits(now_ns, self.orders)
-        if self.shifts is not None:
-            self._order_shifts(now_ns, self.shifts)
+        for orders in self.orders:
+            self._send_orders(now_ns, orders)
 
-    def _order_limits(self, now_ns: int, orders: PowerOrders) -> None:
-        """Send the orders of power limits that are due to the agents that accept them."""
+    def _send_orders(self, now_ns: int, orders: LeasedOrders) -> None:
+        """Send the orders that are due to the agents that accept them."""
         for follower in list(self._open.values()):
             stream, connection = follower.stream, follower.connection
-            if not stream.connected or connection is None or not connection.takes_limits:
+            if not stream.connected or connection is None or orders.word not in connection.takes:
                 continue
-            line = orders.due(stream.node, connection.limits, connection.limits_ns, now_ns)
-            if line and not connection.writes:
-                self._order(follower, connection, line, now_ns)
-
-    def _order_shifts(self, now_ns: int, orders: PowerOrders) -> None:
-        """Send the orders of time shifts that are due to the agents that accept them."""
-        for follower in list(self._open.values()):
-            stream, connection = follower.stream, follower.connection
-            if not stream.connected or connection is None or not connection.takes_shifts:
-                continue
-            line = orders.due(stream.node, connection.shifts, connection.shifts_ns, now_ns)
+            line = orders.due(stream.node, *connection.orders.get(orders.word, NEVER_SENT), now_ns)
             if line and not connection.writes:
                 self._order(follower, connection, line, now_ns)
 
     def _order(self, follower: Follower, connection: Connection, line: bytes, now_ns: int) -> None:
-        """Send an order of power limits, or of time shifts, to an agent."""
+        """Send an order to an agent."""
         try:
-            if line.startswith(SHIFTS):
-                connection.order_shifts(line, now_ns)
-            else:
-                connection.order_limits(line, now_ns)
+            connection.order(line, now_ns)
         except OSError as error:
             self._lost(follower, reason_of(error))
             return

@@ -23,6 +23,7 @@ from agent.schema.errors import ConfigError, FrameError, VersionError
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.feed.credentials import Credentials
 from scheduler_feedback.feed.feed import CREDENTIALS_SECONDS, DISCOVERY_SECONDS, FRAMES_AT_ONCE, Feed
+from scheduler_feedback.feed.leased_orders import NEVER_SENT
 from scheduler_feedback.feed.reader_channel import (
     EVENT,
     LAYOUT,
@@ -79,12 +80,8 @@ class _Connection:
     certificate_ends: float | None
     interval_seconds: float | None = None
     """Interval of the agent's frames, as the process knows it; None until the first layout."""
-    limits: bytes = b""
-    limits_ns: int = 0
-    """The last order of power limits, and when it was sent to the process."""
-    shifts: bytes = b""
-    shifts_ns: int = 0
-    """The same for time shifts."""
+    orders: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    """The last order of each kind, and when (ns) it was sent to the process, by its first word."""
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +152,7 @@ class FeedWithReaders(Feed):
                     if now_ns - self._swept_ns >= DISCOVERY_SECONDS * 1e9:
                         self._swept_ns = now_ns
                         self._send_rates(now_ns)
-                        self._send_orders(now_ns)
+                        self._send_all_orders(now_ns)
                         self._read_expiry(now_ns)
                     wait_seconds = min(self._run_between(), DISCOVERY_SECONDS)
                     if self._due_shares:
@@ -262,20 +259,15 @@ class FeedWithReaders(Feed):
                 reader.sent_every = every
                 reader.end.send(Rate(every))
 
-    def _send_orders(self, now_ns: int) -> None:
-        """Send the orders of power limits and time shifts that are due to the processes."""
-        limits, shifts = self.orders, self.shifts
+    def _send_all_orders(self, now_ns: int) -> None:
+        """Send the orders that are due to the processes."""
         for reader in self._readers.values():
             for number, one in reader.connections.items():
-                if not one.stream.connected:
-                    continue
-                node = one.stream.node
-                if limits is not None and (line := limits.due(node, one.limits, one.limits_ns, now_ns)):
-                    one.limits, one.limits_ns = line, now_ns
-                    reader.end.send(Order(number, line))
-                if shifts is not None and (line := shifts.due(node, one.shifts, one.shifts_ns, now_ns)):
-                    one.shifts, one.shifts_ns = line, now_ns
-                    reader.end.send(Order(number, line))
+                for orders in self.orders if one.stream.connected else ():
+                    sent = one.orders.get(orders.word, NEVER_SENT)
+                    if line := orders.due(one.stream.node, *sent, now_ns):
+                        one.orders[orders.word] = line, now_ns
+                        reader.end.send(Order(number, line))
 
     def _read_expiry(self, now_ns: int) -> None:
         """Read changed credentials, for the metric of their expiry. The processes log it if they are unusable."""

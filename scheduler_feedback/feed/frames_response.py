@@ -11,6 +11,7 @@ import re
 
 from agent.schema.errors import FrameError, GangwatchError
 from agent.schema.wire import MessageSplitter
+from scheduler_feedback.feed import power_orders, shift_orders
 
 MOST_HEAD_BYTES = 16 * 1024
 """Limit of status line and headers together, the same as agents have for requests (exporter/serving/agent_http.py)."""
@@ -20,8 +21,8 @@ MOST_MESSAGE_BYTES = 4 * 1024 * 1024
 far below the limit. The wire format allows more, but a controller cannot buffer that much for 10,000 agents."""
 
 EVERY_HEADER = b"gangwatch-every"
-LIMITS_HEADER = b"gangwatch-power-limits"
-SHIFTS_HEADER = b"gangwatch-time-shifts"
+ORDER_HEADERS = {b"gangwatch-power-limits": power_orders.WORD, b"gangwatch-time-shifts": shift_orders.WORD}
+"""First word of the orders that an agent accepts during the response, by the header that says so."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([\t -~\x80-\xff]*))?")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
@@ -38,13 +39,13 @@ class Response:
     """A parser of one response.
 
     ended: whether the body is complete. most_every: the largest N for which the agent accepts ``every N`` during the
-    response; 1 if it does not accept that, as agents of earlier releases. takes_limits: whether the agent accepts
-    orders of power limits during the response. takes_shifts: the same for time shifts.
+    response; 1 if it does not accept that, as agents of earlier releases. orders: first words of
+    the orders that the agent accepts during the response.
     """
 
     __slots__ = (
         "_begin", "_between", "_chunked", "_head", "_left", "_line", "_size", "_splitter", "ended", "most_every",
-        "takes_limits", "takes_shifts",
+        "orders",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Response:
         self._begin, self._size = b"", 0  # first bytes and size of the last such chunk
         self.ended = False
         self.most_every = 1
-        self.takes_limits = self.takes_shifts = False
+        self.orders = frozenset[bytes]()
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Return all messages that `data` completes, in order. Keeps only copies of `data`.
@@ -128,8 +129,7 @@ class Response:
             raise FrameError("its response has a length, so it is not a stream")
         every = headers.get(EVERY_HEADER, b"")
         self.most_every = int(every) if _EVERY.fullmatch(every) else 1
-        self.takes_limits = headers.get(LIMITS_HEADER) == b"1"
-        self.takes_shifts = headers.get(SHIFTS_HEADER) == b"1"
+        self.orders = frozenset(word for header, word in ORDER_HEADERS.items() if headers.get(header) == b"1")
         self._chunked = bool(encoding)
         return rest
 

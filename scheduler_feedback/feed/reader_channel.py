@@ -155,7 +155,7 @@ class Interval(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """Send an order of power limits or time shifts (``power_orders``, ``shift_orders``), if the agent accepts them."""
+    """Send an order (``leased_orders``) to the agent, if it accepts such orders."""
 
     connection: int
     line: bytes

@@ -27,6 +27,7 @@ from scheduler_feedback.feed.feed import (
     SILENCE_SECONDS,
     Feed,
 )
+from scheduler_feedback.feed.leased_orders import word_of
 from scheduler_feedback.feed.reader_channel import (
     FRAME,
     LAYOUT,
@@ -47,7 +48,6 @@ from scheduler_feedback.feed.reader_channel import (
     StreamChanged,
     Watch,
 )
-from scheduler_feedback.feed.shift_orders import PREFIX as SHIFTS
 from scheduler_feedback.feed.stream_state import Follower, Stream
 
 _LAYOUT_KEY = b"\xa1k\xa6layout"
@@ -103,7 +103,7 @@ class ForwardingFeed(Feed):
         connection = follower.connection if follower is not None else None
         if follower is None or connection is None:
             return
-        if connection.takes_shifts if command.line.startswith(SHIFTS) else connection.takes_limits:
+        if word_of(command.line) in connection.takes:
             self._order(follower, connection, command.line, self._clock.monotonic_ns())
 
     def _refuse(self, command: Refuse) -> None:

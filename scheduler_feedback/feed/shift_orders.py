@@ -1,4 +1,4 @@
-"""Orders of time shifts, as lines for the streams of agents. ``PowerOrders`` repeats them before they end."""
+"""Orders of time shifts, as lines for the streams of agents (``leased_orders``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from scheduler_feedback.core.job import TimeShift
 
-PREFIX = b"time-shifts"
+WORD = b"time-shifts"
 
 MOST_GANGS = 64
 """Maximum number of gangs in one order, which an agent accepts."""
@@ -23,7 +23,7 @@ def order_line(shifts: Mapping[str, TimeShift]) -> bytes:
         for gang, shift in sorted(shifts.items())
         if 0 < len(name := quote(gang)) <= MOST_NAME
     ]
-    return PREFIX + "".join(pairs[:MOST_GANGS]).encode() + b"\n"
+    return WORD + "".join(pairs[:MOST_GANGS]).encode() + b"\n"
 
 
 NONE = order_line({})

@@ -21,6 +21,7 @@ from agent.schema.errors import GangwatchError
 from agent.schema.identity import Certificate, read_certificate
 from agent.schema.record_table import TABLE_TYPE
 from scheduler_feedback.feed.frames_response import Response
+from scheduler_feedback.feed.leased_orders import word_of
 
 RECORD_BYTES = 16 * 1024
 """Largest TLS record (RFC 8446 section 5.1)."""
@@ -61,13 +62,13 @@ class Connection:
     """A connection to one agent, which sends one request and reads the response.
 
     Methods raise OSError (which includes TLS errors), ``EndedError``, ``IdentityError``, and what ``Response`` raises.
-    certificate: the agent's certificate, once it is accepted; None before that, and without TLS. limits, limits_ns: the
-    last order of power limits that was sent, and when. shifts, shifts_ns: the same for time shifts.
+    certificate: the agent's certificate, once it is accepted; None before that, and without TLS. orders: the last
+    order of each kind that was sent, and when (ns), by its first word (``leased_orders``).
     """
 
     __slots__ = (
         "_buffers", "_check", "_connecting", "_request", "_response", "_socket", "_tls", "_unsent", "certificate",
-        "limits", "limits_ns", "shifts", "shifts_ns",
+        "orders",
     )  # fmt: skip
 
     def __init__(
@@ -83,8 +84,7 @@ class Connection:
         """Start connecting. host: the name to request with TLS. check: checks the agent's certificate; nothing is sent
         before it is accepted."""
         self._check = check
-        self.limits, self.limits_ns = b"", 0
-        self.shifts, self.shifts_ns = b"", 0
+        self.orders: dict[bytes, tuple[bytes, int]] = {}
         self.certificate: Certificate | None = None
         self._buffers = buffers
         self._response = Response()
@@ -132,27 +132,17 @@ class Connection:
         return self._response.most_every
 
     @property
-    def takes_limits(self) -> bool:
-        """Whether the agent accepts orders of power limits on this connection."""
-        return self._response.takes_limits
-
-    @property
-    def takes_shifts(self) -> bool:
-        """Whether the agent accepts orders of time shifts on this connection."""
-        return self._response.takes_shifts
+    def takes(self) -> frozenset[bytes]:
+        """First words of the orders that the agent accepts on this connection."""
+        return self._response.orders
 
     def ask_every(self, every: int) -> None:
         """Ask the agent for each `every`-th frame only; 1 for all frames."""
         self._say(b"every %d\n" % every)
 
-    def order_limits(self, line: bytes, now_ns: int) -> None:
-        """Send an order of power limits (``power_orders``)."""
-        self.limits, self.limits_ns = line, now_ns
-        self._say(line)
-
-    def order_shifts(self, line: bytes, now_ns: int) -> None:
-        """Send an order of time shifts (``shift_orders``)."""
-        self.shifts, self.shifts_ns = line, now_ns
+    def order(self, line: bytes, now_ns: int) -> None:
+        """Send an order (``leased_orders``)."""
+        self.orders[word_of(line)] = line, now_ns
         self._say(line)
 
     def _say(self, line: bytes) -> None:

@@ -419,6 +419,19 @@ def record(kind: int, number: int, time_ns: int, duration_ns: int = 0, **fields:
     return RingRecord(kind, number, time_ns, duration_ns, **values)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("delay_ns", "start_ns", "whole_ns", "waited_ns"), [(30, 870, 130, 50), (2000, 0, 1000, 920)])
+def test_the_wait_for_a_time_shift_is_part_of_the_step_and_of_its_wait(
+    delay_ns: int, start_ns: int, whole_ns: int, waited_ns: int
+) -> None:
+    """A step from 900 to 1000 ns, 20 of them waiting. No step begins before the boot, whatever a reporter writes."""
+    progress = Progress(SELF, 0)
+    progress.fold(record(rings.STEP_BEGUN, 1, 900, delay_ns))
+    ended = progress.fold(record(rings.STEP_ENDED, 1, 1000, 100, wait_ns=20))
+    assert ended is not None
+    assert (ended.start_ns, ended.duration_ns, ended.wait_ns) == (start_ns, whole_ns, waited_ns)
+    assert progress.shift_ns == whole_ns - 100
+
+
 def test_a_step_reported_after_the_start_of_the_next_is_counted() -> None:
     progress = Progress(SELF, 0)
     progress.fold(record(rings.STEP_BEGUN, 1, 100))

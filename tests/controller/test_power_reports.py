@@ -18,7 +18,8 @@ from scheduler_feedback.controller.power_reports import (
 )
 from scheduler_feedback.core.events import Event, NodeSeen, PolicySet, PowerSeen
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.feed.power_orders import PowerOrders
+from scheduler_feedback.feed.leased_orders import LeasedOrders
+from scheduler_feedback.feed.power_orders import WORD
 from tests.cluster.cycle_world import SECOND, World
 
 GPUS = ("GPU-a", "GPU-b")
@@ -49,7 +50,7 @@ class Site:
         self.world = World({}, Policy(power_budget_watts=budget))
         devices = () if together else GPUS
         self.world.cycle(NodeSeen("n0", 2, devices, gpu_type="H100"))
-        self.orders, self.changed = PowerOrders(), list[str]()
+        self.orders, self.changed = LeasedOrders(WORD), list[str]()
         self.reports = PowerReports(self.orders, self.changed.append)
         self.now_ns, self.seq = 1_000 * SECOND, 0
         self.measure()

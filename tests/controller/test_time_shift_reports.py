@@ -8,8 +8,8 @@ import pytest
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
 from scheduler_feedback.controller.time_shift_reports import DELAY, STEPS, TimeShiftReports
 from scheduler_feedback.core.events import SpeedMeasured, Tick
-from scheduler_feedback.feed.power_orders import PowerOrders
-from scheduler_feedback.feed.shift_orders import NONE, order_line
+from scheduler_feedback.feed.leased_orders import LeasedOrders
+from scheduler_feedback.feed.shift_orders import NONE, WORD, order_line
 from tests.policies.test_time_shifts import job_of, measure, two_gangs
 
 
@@ -26,7 +26,7 @@ def frame_of(layout: Layout, steps: int, delay_ns: int, known: bool = True) -> F
 
 
 def test_agents_of_shifted_gangs_get_orders_with_their_own_names_of_the_gangs() -> None:
-    orders, changed = PowerOrders(NONE), list[str]()
+    orders, changed = LeasedOrders(WORD), list[str]()
     reports = TimeShiftReports(orders, lambda gang: gang.partition(".")[0], changed.append)
     world, first, second = two_gangs()
     assert reports.measure(world.state, 1) == [] and reports.enabled
@@ -49,7 +49,7 @@ def test_agents_of_shifted_gangs_get_orders_with_their_own_names_of_the_gangs() 
 
 
 def test_a_report_of_speed_gets_the_delay_of_its_own_steps() -> None:
-    reports = TimeShiftReports(PowerOrders(NONE), lambda gang: gang, lambda _job: None)
+    reports = TimeShiftReports(LeasedOrders(WORD), lambda gang: gang, lambda _job: None)
     reports.enabled = True
     layout, event = layout_of("n0", "j"), SpeedMeasured("j", 1, 2.0, 15.0)
     assert reports.with_delays([Tick(), event]) == [Tick(), event], "nothing is known"

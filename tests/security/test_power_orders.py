@@ -19,14 +19,16 @@ from agent.schema.identity import CONTROLLER, Certificate
 from exporter.security.frame_readers import FrameReaders
 from exporter.security.security import Security
 from exporter.server import LIMITS_HEADER, FrameStream, ThreadedServer, agent_app
+from exporter.serving import agent_http
 from exporter.serving.http_messages import Request
 from gangwatch.configuration.sections import AgentSection
 from gangwatch.daemons.agent_daemon import _leases_of, _limit_with
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.feed import Feed
+from scheduler_feedback.feed import Feed, shift_orders
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
-from scheduler_feedback.feed.power_orders import NONE, OLD_SECONDS, RENEW_SECONDS, PowerOrders, order_line
+from scheduler_feedback.feed.leased_orders import OLD_SECONDS, RENEW_SECONDS, LeasedOrders
+from scheduler_feedback.feed.power_orders import NONE, WORD, order_line
 from tests.exporter.sample_frames import small_frame, small_layout
 from tests.feed import test_feed_over_tls
 from tests.security.test_identity import Site
@@ -50,12 +52,12 @@ def test_the_controllers_certificate_sets_limits_and_a_revoked_one_does_not(
     readers = FrameReaders((CONTROLLER,), site.authority.path / "revoked.json")
     leases = PowerLeases(Allowed(200.0, 700.0), tmp_path / "leases.json", "boot")
     app = agent_app(lambda: made, lambda _: lambda: None, limit=_limit_with(leases, readers))
-    orders = PowerOrders()
+    orders = LeasedOrders(WORD)
     original = Feed.__init__
 
     def with_orders(self: Feed, *arguments: object, **more: object) -> None:
         original(self, *arguments, **more)  # type: ignore[arg-type]
-        self.orders = orders
+        self.orders = (orders,)
 
     monkeypatch.setattr(Feed, "__init__", with_orders)
 
@@ -79,6 +81,35 @@ def test_the_controllers_certificate_sets_limits_and_a_revoked_one_does_not(
         readers.read()
         assert not limit(request, {GPU: 400.0}), "it is checked with each order, not only when the stream is opened"
         assert leases.wanted(GPU) == 350.0
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_agent_that_takes_no_orders_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """An agent of an earlier release, or without this order, closes the stream of a controller that sends it one."""
+    monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.05)
+    monkeypatch.setattr(test_feed_over_tls, "Feed", partial(FeedWithReaders, processes=processes))
+    monkeypatch.setattr(agent_http, "STREAM_POLL_SECONDS", 0.05)  # without frames, it reads orders at this interval
+    site, made, said = Site(tmp_path), made_frame(), list[bytes]()
+    take = FrameStream.take_request
+    monkeypatch.setattr(FrameStream, "take_request", lambda stream, data: said.append(data) or take(stream, data))
+    app = agent_app(lambda: made, lambda _: lambda: None)
+    kinds = LeasedOrders(WORD), LeasedOrders(shift_orders.WORD)
+    connected: list[float] = []
+
+    def offered(feed: Feed, count: int) -> bool:
+        feed.orders = kinds
+        for kind in kinds:
+            kind.replace({"n0": kind.word + b" a=1\n"}, feed._clock.monotonic_ns())
+        connected.extend([time.monotonic()] if count and not connected else [])
+        return bool(connected) and time.monotonic() - connected[0] > 1.5
+
+    readers = FrameReaders((CONTROLLER,), site.authority.path / "revoked.json")
+    security = Security(site.web_config(site.issue("node", "n0")), readers=readers)
+    with ThreadedServer(app, security=security) as server:
+        test_feed_over_tls.follow(site.agents, server.url, site.credentials(site.issue("controller")), offered)
+    assert not any(b"power-limits" in data or b"time-shifts" in data for data in said)
 
 
 def test_a_process_of_the_node_cannot_set_limits_over_loopback() -> None:
@@ -140,7 +171,7 @@ def test_an_agent_that_others_could_order_refuses_to_start(tmp_path: Path) -> No
 
 
 def test_orders_are_repeated_changed_and_dropped_when_the_scheduler_is_stuck() -> None:
-    orders, line = PowerOrders(), order_line({GPU: 300.0})
+    orders, line = LeasedOrders(WORD), order_line({GPU: 300.0})
     assert orders.due("n0", b"", 0, 0) == b"", "an agent without an order is sent nothing"
     orders.replace({"n0": line}, 0)
     assert orders.due("n0", b"", 0, 0) == line

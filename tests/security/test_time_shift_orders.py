@@ -27,8 +27,8 @@ from scheduler_feedback.core.job import TimeShift
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
-from scheduler_feedback.feed.power_orders import PowerOrders
-from scheduler_feedback.feed.shift_orders import NONE, order_line
+from scheduler_feedback.feed.leased_orders import LeasedOrders
+from scheduler_feedback.feed.shift_orders import NONE, WORD, order_line
 from tests.agent.test_steps_collector import OffsetClock
 from tests.feed import test_feed_over_tls
 from tests.security.test_identity import Site
@@ -45,12 +45,12 @@ def test_an_order_of_the_controller_reaches_a_reporter_and_delays_its_steps(
     monkeypatch.setattr(test_feed_over_tls, "Feed", partial(FeedWithReaders, processes=processes))
     site, made, shifts = Site(tmp_path), made_frame(), ShiftOrders()
     readers = FrameReaders((CONTROLLER,), site.authority.path / "revoked.json")
-    orders = PowerOrders(NONE)
+    orders = LeasedOrders(WORD)
     original = Feed.__init__
 
     def with_orders(self: Feed, *arguments: object, **more: object) -> None:
         original(self, *arguments, **more)  # type: ignore[arg-type]
-        self.shifts = orders
+        self.orders = (orders,)
 
     monkeypatch.setattr(Feed, "__init__", with_orders)
     path = str(tmp_path / "agent.sock")

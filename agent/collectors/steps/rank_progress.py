@@ -90,6 +90,7 @@ class Progress:
             self.newest_step = record.number
         if record.abandoned or not counted:
             return None
+        delay_ns = min(delay_ns, record.time_ns - record.duration_ns)  # an invalid one would be before the boot
         if delay_ns:  # the wait for a time shift is part of the step, and none of the rank's own time
             wait_ns = None if record.wait_ns is None else record.wait_ns + delay_ns
             record = record._replace(duration_ns=record.duration_ns + delay_ns, wait_ns=wait_ns)

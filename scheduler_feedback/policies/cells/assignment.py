@@ -45,7 +45,7 @@ def assign_cells(context: CycleContext) -> None:
     started = _start_others(context)
     context.evaluated |= state.bound_cells != before
     index.mark_evaluated()
-    index.changed = started  # now that they run, their queues may have cells for them: the next cycle finds out
+    index.changed = started  # their queues may have cells for them now: the next cycle evaluates that
 
 
 def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: SlotUse, job: Job) -> None:

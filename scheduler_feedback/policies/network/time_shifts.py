@@ -80,7 +80,7 @@ def _name(plan: Plan, number: int) -> str:
 
 
 def groups_of(state: State, index: SchedulingIndex) -> list[list[Job]]:
-    """Return the gangs with measured steps, those that share uplinks (also through others) together. Sorted."""
+    """Return groups of the gangs with measured steps. Gangs that share an uplink are in one group. Sorted."""
     on: dict[str, list[str]] = {}
     jobs = {one: state.jobs[one] for one in sorted(index.stepping)}
     for job_id, job in jobs.items():
@@ -146,7 +146,7 @@ def _decide(context: CycleContext, group: list[Job]) -> None:
     if len(chosen) < 2:
         return
     fit = _still_fit(chosen, ids)
-    # Periods that are too long for what is learnt with the first shifts say nothing about shorter ones.
+    # If the newest steps would fit a shorter period, that is tried before the present one is judged.
     if (fit or _too_long(chosen)) and (_harmful(context, group) or fit):
         return
     windows = _better(chosen, dict.fromkeys(ids, 1), context.state.policy.uplink_gangs)
