@@ -15,29 +15,49 @@ _PREEMPT = "policy.preempt = true"
 
 
 def notices(
-    policy: Policy, jobs_per_slot: int, slurm: bool = False, slot_memory_mib: int = 0, sets_power: bool = True
+    policy: Policy,
+    jobs_per_slot: int,
+    slurm: bool = False,
+    slot_memory_mib: int = 0,
+    sets_power: bool = True,
+    divides: bool = True,
+    certified: bool = True,
 ) -> tuple[str, ...]:
     """Return a sentence for each setting that has no effect: its key, and the change that makes it effective.
 
     jobs_per_slot, slurm, slot_memory_mib: `cluster.jobs_per_slot`, `slurm.enabled` and `cluster.slot_memory_mib` of the
-    same configuration. sets_power: whether it sets `agent.power_limits`.
+    same configuration. sets_power, certified: whether it sets `agent.power_limits` and `agent.web_config`. divides:
+    `cluster.mig`.
     """
-    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib, sets_power)
+    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib, sets_power, divides, certified)
     return tuple(f"{what}; set {change}" for what, change in found)
 
 
 def notices_of(config: Config) -> tuple[str, ...]:
     """Return the notices about a configuration."""
-    cluster = config.cluster
-    slurm, sets_power = config.slurm.enabled, bool(config.agent.power_limits)
-    return notices(config.policy, cluster.jobs_per_slot, slurm, cluster.slot_memory_mib, sets_power)
+    return notices(*_settings(config))
+
+
+def _settings(config: Config) -> tuple[Policy, int, bool, int, bool, bool, bool]:
+    """Return the arguments of ``notices`` for a configuration."""
+    cluster, agent = config.cluster, config.agent
+    return (
+        *(config.policy, cluster.jobs_per_slot, config.slurm.enabled, cluster.slot_memory_mib),
+        *(bool(agent.power_limits), cluster.mig, bool(agent.web_config)),
+    )
 
 
 def finding(
-    policy: Policy, jobs_per_slot: int, slurm: bool = False, slot_memory_mib: int = 0, sets_power: bool = True
+    policy: Policy,
+    jobs_per_slot: int,
+    slurm: bool = False,
+    slot_memory_mib: int = 0,
+    sets_power: bool = True,
+    divides: bool = True,
+    certified: bool = True,
 ) -> Finding:
     """Return the notices as one check result of `gangwatch check`."""
-    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib, sets_power)
+    found = _without_effect(policy, jobs_per_slot, slurm, slot_memory_mib, sets_power, divides, certified)
     if not found:
         return Finding("policy", "found", f'order = "{policy.order.value}"')
     return Finding("policy", "limited", "; ".join(what for what, _ in found), found[0][1])
@@ -54,13 +74,17 @@ def finding_of(state: StateFolder, config: Config, named: bool) -> Finding:
         except GangwatchError as error:
             return Finding("policy", "limited", str(error), "gangwatch reload writes the file again")
         config = config if in_force is None else in_force.config
-    cluster = config.cluster
-    slurm, sets_power = config.slurm.enabled, bool(config.agent.power_limits)
-    return finding(config.policy, cluster.jobs_per_slot, slurm, cluster.slot_memory_mib, sets_power)
+    return finding(*_settings(config))
 
 
 def _without_effect(
-    policy: Policy, jobs_per_slot: int, slurm: bool, slot_memory_mib: int, sets_power: bool
+    policy: Policy,
+    jobs_per_slot: int,
+    slurm: bool,
+    slot_memory_mib: int,
+    sets_power: bool,
+    divides: bool,
+    certified: bool,
 ) -> list[tuple[str, str]]:
     """Return each setting that has no effect, with the change that makes it effective."""
     found = _queues_without_effect(policy)
@@ -83,6 +107,12 @@ def _without_effect(
             "policy.power_budget_watts: gangs wait for watts, and no limit is lowered, because the agents may set none"
         )
         found.append((what, "agent.power_limits (docs/how-to/agent.md)"))
+    if policy.mig and not divides:
+        what = "policy.mig: no effect, because gangwatch divides no GPU"
+        found.append((what, "cluster.mig = true (a cluster of `gangwatch up` only)"))
+    if policy.time_shifts and not certified:
+        what = "policy.time_shifts: agents without certificates, as on one machine, delay no step"
+        found.append((what, "agent.web_config and agent.frame_readers (docs/how-to/certificates.md)"))
     if policy.sharing is not Sharing.NONE and jobs_per_slot < 2:
         what = f'policy.sharing: "{policy.sharing.value}" has no effect, because a slot holds one job'
         found.append((what, "cluster.jobs_per_slot = 2 or more (a cluster of `gangwatch up` only)"))

@@ -213,7 +213,8 @@ def explanation(explained: dict[str, Any]) -> None:
         console.print(f"limit: {explained['binds']}")
     if explained.get("expected_start_ns") is not None:
         between = explained.get("expected_start_range_ns")
-        reach = "" if not between else f" (between {clock(between[0])} and {clock(between[1])})"
+        first, last = map(clock, between or (0, 0))
+        reach = "" if first == last else f" (between {first} and {last})"
         console.print(f"expected start: {clock(explained['expected_start_ns'])}{reach}")
     if explained.get("memory_in_words"):
         console.print(explained["memory_in_words"])

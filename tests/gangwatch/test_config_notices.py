@@ -156,3 +156,11 @@ def test_a_power_budget_whose_agents_may_set_no_limits() -> None:
     assert "agents may set none; set agent.power_limits" in only
     assert notices(Policy(power_budget_watts=1000.0), 1) == notices(Policy(), 1, sets_power=False) == ()
     assert notices(Policy(power_budget_watts=1000.0), 1, slurm=True, sets_power=False) == (), "other nodes' agents"
+
+
+def test_instances_need_divided_gpus_and_time_shifts_need_certificates() -> None:
+    (only,) = notices(Policy(mig=True), 1, divides=False)
+    assert only.startswith("policy.mig: no effect") and "cluster.mig = true" in only
+    (only,) = notices(Policy(time_shifts=True), 1, certified=False)
+    assert only.startswith("policy.time_shifts: agents without certificates") and "agent.web_config" in only
+    assert notices(Policy(mig=True, time_shifts=True), 1) == notices(Policy(), 1, divides=False, certified=False) == ()
