@@ -36,7 +36,7 @@ from agent.sources.steps.shift_orders import ShiftOrders
 from benchmarks.reality.site import SHARES, SUBNET, Site, SiteError, unsupported
 from gangwatch.steps import Reporter
 from scheduler_feedback import cycle
-from scheduler_feedback.controller.time_shift_reports import DELAY, STEPS
+from scheduler_feedback.controller.reports.time_shift_reports import DELAY, STEPS
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import AttemptRunning, NodeSeen, SpeedMeasured, Submitted
 from scheduler_feedback.core.job import JobSpec, TimeShift

@@ -36,19 +36,20 @@ from scheduler_feedback.api.app import create_api
 from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.subscribers import Subscribers
 from scheduler_feedback.backends.backend import Backend
-from scheduler_feedback.controller import power_reports, state_files, time_shift_reports
+from scheduler_feedback.controller import state_files
 from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.controller.cycle_hooks import CycleHooks
 from scheduler_feedback.controller.cycle_thread import CycleThread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.hang_files import HangFile, HangFiles, what_hangs
-from scheduler_feedback.controller.latencies import Latencies
-from scheduler_feedback.controller.power_reports import PowerReports
 from scheduler_feedback.controller.progress import STUCK_SECONDS
+from scheduler_feedback.controller.reports import power_reports, time_shift_reports
+from scheduler_feedback.controller.reports.latencies import Latencies
+from scheduler_feedback.controller.reports.power_reports import PowerReports
+from scheduler_feedback.controller.reports.shared_speeds import SharedSpeeds
+from scheduler_feedback.controller.reports.time_shift_reports import TimeShiftReports
 from scheduler_feedback.controller.restarting_feed import RestartingFeed
-from scheduler_feedback.controller.shared_speeds import SharedSpeeds
-from scheduler_feedback.controller.time_shift_reports import TimeShiftReports
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.state_metrics import measure

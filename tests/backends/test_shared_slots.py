@@ -17,8 +17,8 @@ import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode
-from scheduler_feedback.controller.latencies import Latencies
-from scheduler_feedback.controller.shared_speeds import TRIAL_NS, SharedSpeeds
+from scheduler_feedback.controller.reports.latencies import Latencies
+from scheduler_feedback.controller.reports.shared_speeds import TRIAL_NS, SharedSpeeds
 from scheduler_feedback.core.events import CancelRequested, Event, Submitted
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Order, Policy, Sharing, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.controller.latencies import LEAST_REQUESTS, Latencies, latency_of
+from scheduler_feedback.controller.reports.latencies import LEAST_REQUESTS, Latencies, latency_of
 from scheduler_feedback.core.events import LatencyMeasured
 from scheduler_feedback.core.state import Policy, Sharing
 from scheduler_feedback.core.telemetry.steps.latency_reports import CHANGE, REPEAT_NS, WINDOW_NS

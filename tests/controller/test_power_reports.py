@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from scheduler_feedback.controller.power_reports import (
+from scheduler_feedback.controller.reports.power_reports import (
     CALM_SECONDS,
     LIMIT,
     POWER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.controller.shared_speeds import STEPS, TRIAL_NS, SharedSpeeds
+from scheduler_feedback.controller.reports.shared_speeds import STEPS, TRIAL_NS, SharedSpeeds
 from scheduler_feedback.core.events import SharedSpeed
 from scheduler_feedback.core.state import Policy, Sharing
 from tests.cluster.cycle_world import SECOND, World

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from scheduler_feedback.controller.time_shift_reports import DELAY, STEPS, TimeShiftReports
+from scheduler_feedback.controller.reports.time_shift_reports import DELAY, STEPS, TimeShiftReports
 from scheduler_feedback.core.events import SpeedMeasured, Tick
 from scheduler_feedback.feed.leased_orders import LeasedOrders
 from scheduler_feedback.feed.shift_orders import NONE, WORD, order_line

@@ -53,7 +53,7 @@ def request_seconds(service: Job) -> float:
 def latency_at(service: Job, speed: float) -> float:
     """Return the latency that the service, which now runs alone, would have at this speed, in seconds.
 
-    It is the latency of an M/M/1 queue, as it is measured (``controller/latencies.py``).
+    It is the latency of an M/M/1 queue, as it is measured (``controller/reports/latencies.py``).
     """
     return request_seconds(service) / max(speed - service.busy, LEAST_SPARE)
 

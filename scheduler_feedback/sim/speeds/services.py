@@ -3,7 +3,7 @@
 A service answers random requests, as an M/M/1 queue (Kleinrock, "Queueing Systems", 1975): with the load r, as a part
 of what it can answer alone, and the speed s beside its guests, 95 % of the requests are answered within
 ln(20) S / (s - r), where S is the mean time to answer one request alone. The controller measures the same
-(``controller/latencies.py``).
+(``controller/reports/latencies.py``).
 """
 
 from __future__ import annotations
