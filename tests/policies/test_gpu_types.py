@@ -21,6 +21,7 @@ from scheduler_feedback.core.events import (
     Tick,
 )
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
+from scheduler_feedback.core.mig import MODELS
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, State
 from scheduler_feedback.policies.gpu_types.type_backlog import TypeBacklog
 from scheduler_feedback.policies.index.runtime_estimate import Release
@@ -218,6 +219,40 @@ def test_a_type_without_a_large_enough_node_is_not_awaited() -> None:
     assert world.type_of("long") == "slow"
 
 
+def divisible(*nodes: tuple[str, str, bool]) -> Cluster:
+    """Return a cluster of nodes (name, GPU type, whether MIG can divide its two GPUs)."""
+    world = Cluster(types=(), mig=True)
+    for name, gpu_type, mig in nodes:
+        profiles = MODELS["A100-80GB"] if mig else ()
+        world.cycle(NodeSeen(name, 2, machine=name, gpu_type=gpu_type, mig_profiles=profiles))
+    return world
+
+
+def test_a_type_without_the_mig_profile_is_not_awaited() -> None:
+    """A job waited for ever for GPUs that MIG cannot divide, beside others that were free."""
+    world = divisible(("f", "fast", False), ("s", "slow", True))
+    world.submit("job", 7200.0, 2, mig_profile="3g.40gb")
+    assert world.type_of("job") == "s"
+
+
+def test_free_fast_gpus_that_the_job_must_not_use_do_not_count() -> None:
+    world = divisible(("f1", "fast", False), ("f2", "fast", True), ("s", "slow", True))
+    world.submit("first", 3600.0, 2, mig_profile="7g.80gb")
+    assert world.type_of("first") == "f2"
+    world.submit("short", 100.0, 2, mig_profile="7g.80gb")
+    assert world.type_of("short") == "s", "f1 is free, but has no such instance"
+    world.end("short")
+    world.submit("long", 7200.0, 2, mig_profile="7g.80gb")
+    assert world.type_of("long") == "" and world.said("long", "awaits-type")[0].endswith("waits 6.0 h at most")
+
+
+def test_instances_that_fit_on_one_gpu_await_one_gpu() -> None:
+    world = divisible(("f", "fast", True), ("s", "slow", True))
+    world.submit("first", 3600.0, gpu_types=("fast",))
+    world.submit("job", 7200.0, 2, mig_profile="3g.40gb")
+    assert world.type_of("job") == "f", "the second fast GPU holds both instances"
+
+
 def test_the_wait_is_explained() -> None:
     world = busy(50.0)
     world.submit("long", 100.0)
@@ -350,7 +385,7 @@ def test_the_backlog_counts_slots_by_type() -> None:
     x, y = (plan.topology.type_names.index(name) for name in ("x", "y"))
     backlog = TypeBacklog(plan, [Release(BEGIN_NS + 5, "j", taken)], BEGIN_NS)
     assert [backlog.start_ns(x, ranks) for ranks in (1, 2, 3)] == [BEGIN_NS, BEGIN_NS + 5, None]
-    assert backlog.is_free(y, 2) and not backlog.is_free(x, 2)
+    assert backlog.start_ns(y, 2) == backlog.now_ns
     backlog.take(y, 1, BEGIN_NS, BEGIN_NS + 9)
     assert [backlog.start_ns(y, ranks) for ranks in (1, 2)] == [BEGIN_NS, BEGIN_NS + 9]
     backlog.take(y, 1, BEGIN_NS + 9, BEGIN_NS + 20)

@@ -29,13 +29,16 @@ from hashlib import blake2b
 from msgspec import structs
 from msgspec.msgpack import encode
 
+from scheduler_feedback.core.cluster import Tier
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Backfilling, Order, Policy, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.gpu_types.type_backlog import TypeBacklog
+from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
-from scheduler_feedback.policies.queue.placement import attempt_speed, types_for
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
+from scheduler_feedback.policies.queue.placement import attempt_speed, barred_for, types_for
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 DEPTH = 2000
@@ -70,11 +73,12 @@ class Request:
 
     job: Job
     ranks: int
-    """Least number of ranks with which it starts."""
+    """Least number of slots with which it starts."""
     waits: bool
     """Whether it may still wait for a type: its limit has not passed."""
-    run_ns: tuple[tuple[int, int], ...]
-    """(number of the type, expected run time there in ns), the fastest type first."""
+    run_ns: tuple[tuple[int, int, int], ...]
+    """(number of the type, expected run time there in ns, free slots of the type that the job must not use), the
+    fastest type first."""
 
 
 def choose_types(context: CycleContext) -> None:
@@ -110,6 +114,7 @@ def choose_types(context: CycleContext) -> None:
 def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request]:
     """Return the pending jobs that may start now, in queue order; the first ones only while no slot is free."""
     found = []
+    barred_slots: dict[int, list[int]] = {}
     free = any(inside[0] for inside in index.plan.free_in)
     for key in index.line.order[: None if free else FULL_DEPTH]:
         job = state.jobs[key[-1]]
@@ -117,13 +122,27 @@ def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request
             continue
         ranks = job.spec.min_ranks or job.spec.ranks
         length_ns = index.line.places[job.job_id].length_ns
+        barred = barred_for(index.plan, job)
+        if barred not in barred_slots:
+            barred_slots[barred] = _free_by_type(index, barred)
+        kept = barred_slots[barred]
         run_ns = tuple(
-            (number, _run_ns(state.policy, index, job, number, ranks, length_ns))
+            (number, _run_ns(state.policy, index, job, number, ranks, length_ns), kept[number])
             for number in types_for(index.plan, job, state.policy)
             if _could_hold(index, job, number)
         )
         waits = not 0 < job.awaited_until_ns <= now_ns and not _owns_slots(index, job)
-        found.append(Request(job, ranks, waits, run_ns))
+        found.append(Request(job, index.plan.topology.slots_needed(job.spec), waits, run_ns))
+    return found
+
+
+def _free_by_type(index: SchedulingIndex, nodes: int) -> list[int]:
+    """Return the number of free slots on these healthy nodes by number of the GPU type. nodes: as a bit mask."""
+    plan = index.plan
+    found = [0] * len(plan.topology.type_names)
+    for number in numbers(nodes):
+        if plan.pool[number] != NOWHERE and plan.pool[number] % TIERS == Tier.HEALTHY:
+            found[plan.topology.types[number]] += plan.count[number]
     return found
 
 
@@ -156,8 +175,8 @@ def choice(backlog: TypeBacklog, request: Request, patience: float) -> Choice | 
     None if no type has enough slots. The faster of two types with the same end is chosen. patience: `type_patience`.
     """
     ranks, ends = request.ranks, []
-    for number, takes_ns in request.run_ns:
-        if (start_ns := backlog.start_ns(number, ranks)) is not None:
+    for number, takes_ns, barred in request.run_ns:
+        if (start_ns := backlog.start_ns(number, ranks + barred)) is not None:
             ends.append((start_ns + takes_ns, start_ns, number, takes_ns))
     if not ends:
         return None
@@ -169,7 +188,7 @@ def choice(backlog: TypeBacklog, request: Request, patience: float) -> Choice | 
         if number == best or start_ns - earlier_ns >= patience * (takes_ns - best_ns):
             continue
         declined |= 1 << number
-        if instead < 0 and not backlog.is_free(best, ranks) and backlog.is_free(number, ranks):
+        if instead < 0 and start_ns > backlog.now_ns and earlier_ns == backlog.now_ns:
             instead, saved_ns = number, takes_ns - best_ns
     return Choice(best, start_ns, end_ns, declined, saved_ns, instead)
 
@@ -177,7 +196,8 @@ def choice(backlog: TypeBacklog, request: Request, patience: float) -> Choice | 
 def _could_hold(index: SchedulingIndex, job: Job, number: int) -> bool:
     """Return whether the job would fit on empty nodes of this GPU type."""
     spec = job.spec
-    if spec.required_level is None and not spec.groups and not spec.constraint and not job.excluded_nodes:
+    limited = (spec.required_level, spec.groups, spec.constraint, spec.mig_profile, job.excluded_nodes)
+    if not any(limited):
         return True  # the number of slots decides
     name = index.plan.topology.type_names[number]
     return index.capacity.could_hold(structs.replace(job, spec=structs.replace(spec, gpu_types=(name,))))

@@ -16,12 +16,12 @@ class TypeBacklog:
     It counts slots only, without those of spare nodes: placement decides whether a gang fits on the nodes.
     """
 
-    __slots__ = ("_now_ns", "free_ns")
+    __slots__ = ("free_ns", "now_ns")
 
     def __init__(self, plan: Plan, releases: Iterable[Release], now_ns: int) -> None:
         """Read the free slots of healthy nodes from the plan. releases: expected ends, the earliest first."""
         topology = plan.topology
-        self._now_ns = now_ns
+        self.now_ns = now_ns
         self.free_ns: list[list[int]] = [
             [now_ns] * plan.free_in[number * TIERS + Tier.HEALTHY][0] for number in range(len(topology.type_names))
         ]
@@ -36,10 +36,6 @@ class TypeBacklog:
         """Return when this many slots of the type are free at once; None if it has fewer slots."""
         free_ns = self.free_ns[gpu_type]
         return free_ns[ranks - 1] if ranks <= len(free_ns) else None
-
-    def is_free(self, gpu_type: int, ranks: int) -> bool:
-        """Return whether this many slots of the type are free now."""
-        return self.start_ns(gpu_type, ranks) == self._now_ns
 
     def take(self, gpu_type: int, ranks: int, from_ns: int, until_ns: int) -> None:
         """Use `ranks` slots of the type from from_ns to until_ns: the slots that become free last before from_ns."""
