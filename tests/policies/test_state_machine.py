@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+import json
+import subprocess
+import sys
 
-from tests.cluster.state_machine import Invariants
+SEED, LENGTH, STEPS = 1, 40, 5000
+"""The steps are the same in every run of one commit, so that the test fails only if the commit is at fault."""
 
-TestInvariants = Invariants.TestCase
-TestInvariants.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+
+def test_the_invariants_hold_over_random_steps() -> None:
+    command = [sys.executable, "-m", "benchmarks.invariants", "--seed", str(SEED), "--length", str(LENGTH)]
+    run = subprocess.run([*command, "--steps", str(STEPS), "--index-every", "1", "--json"], capture_output=True, text=True)
+    assert run.returncode == 0, f"{run.stderr}\nshortest steps: {' '.join(command[1:])} --index-every 1 --shrink"
+    document = json.loads(run.stdout)
+    assert document["steps"] >= STEPS and document["told"]["started"] > 1000
