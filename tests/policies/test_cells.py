@@ -19,7 +19,7 @@ from scheduler_feedback.core.events import (
     Submitted,
     Tick,
 )
-from scheduler_feedback.core.job import JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.job import After, Dependency, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Backfilling, Cell, Mode, Order, Policy, Queue, State
 from scheduler_feedback.policies.cells.virtual_cluster import virtual_clusters
 from scheduler_feedback.policies.index.scheduling_index import index_of
@@ -416,3 +416,29 @@ def test_a_job_that_has_just_started_elsewhere_is_looked_at_again() -> None:
     assert active(world, guest) == [True] and not world.state.idle
     world.cycle(Tick())
     assert world.state.idle
+
+
+def test_a_job_that_waited_for_a_start_in_cells_starts_next() -> None:
+    """It was evaluated again only at the next event (benchmarks.invariants, seed 3628001)."""
+    world = two()
+    world.submit(4, 10.0, queue="a", **FIXED)
+    second = world.submit(4, 500.0, queue="a", **FIXED)
+    third = world.submit(4, 500.0, queue="b", after=(Dependency(second, After.STARTED),), **FIXED)
+    assert active(world, second, third) == [False, False]
+    world.advance(10.0)
+    assert active(world, second) == [True]
+    world.cycle(Tick())
+    assert active(world, third) == [True]
+
+
+def test_a_cell_on_a_node_that_becomes_a_spare_takes_only_jobs_that_can_be_stopped() -> None:
+    """benchmarks.invariants, seed 3700201: a job that cannot be stopped started in a bound cell of a spare."""
+    world = world_of({"a": {Cell.NODE: 2}, "b": {Cell.NODE: 1}}, nodes=3)
+    for queue, ranks in (("b", 4), ("a", 4), ("a", 1)):
+        world.submit(ranks, 500.0, queue=queue)
+    world.cycle(PolicySet(replace(world.state.policy, spare_nodes=1)))
+    assert [node.name for node in world.state.nodes.values() if node.spare] == ["n2"]
+    fixed, guest = world.submit(1, 500.0, queue="a"), world.submit(1, 500.0, queue="a", **GUEST)
+    assert active(world, fixed, guest) == [False, True] and nodes_of(world, guest) == {"n2"}
+    world.cycle(PolicySet(replace(world.state.policy, spare_nodes=0)))
+    assert active(world, fixed) == [True] and nodes_of(world, fixed) == {"n2"}

@@ -38,14 +38,18 @@ def assign_cells(context: CycleContext) -> None:
     slot_use = slot_use_of(state, clusters, sorted({*index.held, *index.claims}))
     for name, cluster in clusters.items():
         fill(context, cluster, members[name], slot_use)
+    started = False
     for name, cluster in clusters.items():
         for job in members[name].guaranteed:
             if job.job_id in index.line:
                 _start_guaranteed(context, cluster, slot_use, job)
-    started = _start_others(context)
+                started |= job.state is not JobState.PENDING
+    started |= _start_others(context)
     context.evaluated |= state.bound_cells != before
     index.mark_evaluated()
-    index.changed = started  # their queues may have cells for them now: the next cycle evaluates that
+    # The next cycle evaluates again: the queues may have cells for jobs that have just started on other slots, and jobs
+    # that waited for the start of another one may start now.
+    index.changed = started
 
 
 def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: SlotUse, job: Job) -> None:

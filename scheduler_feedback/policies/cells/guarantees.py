@@ -23,7 +23,7 @@ from scheduler_feedback.policies.index.runtime_estimate import Release, job_rele
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.backfill import Backfill, reserve
-from scheduler_feedback.policies.queue.placement import Shape, place, shape_of
+from scheduler_feedback.policies.queue.placement import Shape, may_borrow, place, shape_of
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
@@ -87,14 +87,20 @@ def _may_start(context: CycleContext, cluster: VirtualCluster, job: Job) -> bool
 
 
 def unusable(index: SchedulingIndex, cluster: VirtualCluster, job: Job | None, cells: Iterable[str]) -> list[str]:
-    """Return those of the cells that are bound to slots which the job must not use. None: which no job may use."""
-    topology, bound = index.plan.topology, index.state.bound_cells
+    """Return those of the cells that are bound to slots which the job must not use. None: which no job may use.
+
+    A node may have become a spare after a cell was bound there. Jobs that cannot be stopped do not start on it.
+    """
+    topology, bound, nodes = index.plan.topology, index.state.bound_cells, index.state.nodes
+    borrows = job is None or may_borrow(job.spec)
     refused = 0 if job is None else topology.refused.get(job.spec.constraint, 0)
     excluded = () if job is None else job.excluded_nodes
 
     def usable(cell: str, first: Slot) -> bool:
         number = topology.number.get(first.node)
         if number is None or first.slot + cluster.size(cell) > topology.sizes[number]:
+            return False
+        if nodes[first.node].spare and not borrows:
             return False
         return index.plan.usable(first.node) and not refused >> number & 1 and first.node not in excluded
 
@@ -119,13 +125,14 @@ def fill(context: CycleContext, cluster: VirtualCluster, members: Members, slot_
     for job in members.guaranteed:
         plan.hold(job.cell_slots)
     down = unusable(index, cluster, None, topology.names)
+    spares = any(state.nodes[first.node].spare for first in state.bound_cells.values() if first.node in state.nodes)
     room: Backfill | None = None
     behind = False
     failed: dict[tuple[Shape, bool], bool] = {}
     for _, job in members.pending:
         if not any(inside[0] for inside in plan.free_in):
             break
-        own = job.excluded_nodes or job.spec.constraint in index.plan.topology.refused
+        own = job.excluded_nodes or job.spec.constraint in index.plan.topology.refused or spares
         bad = unusable(index, cluster, job, topology.names) if own else down
         asks = structs.replace(job, excluded_nodes=(*job.excluded_nodes, *bad)) if bad else job
         most = index.most_ranks(job)
