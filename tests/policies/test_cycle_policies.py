@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import CancelRequested, Tick
-from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.job import After, Dependency, JobState
 from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy
 from scheduler_feedback.journal.replay import replay
 from scheduler_feedback.policies.queue.order import ORDERS, las
@@ -153,6 +153,21 @@ def test_no_job_waits_past_the_starvation_bound(order: Order, preempt: bool) -> 
     assert world.started[large] - world.state.jobs[large].submitted_ns <= 330 * SECOND, (
         "the bound, and the rest of the running jobs"
     )
+
+
+@pytest.mark.parametrize("preempt", [True, False])
+@pytest.mark.parametrize("order", Order)
+def test_a_job_that_waits_for_a_start_starts_next(order: Order, preempt: bool) -> None:
+    """A preemption pass forgot the jobs that its own starts let into the queue, until the next event."""
+    world = World({"n0": 8}, Policy(order=order, preempt=preempt, default_time_limit_seconds=1000.0))
+    world.submit(8, 10.0)
+    second = world.submit(4, 500.0)
+    third = world.submit(4, 500.0, after=(Dependency(second, After.STARTED),))
+    world.advance(10.0)
+    assert world.state.jobs[second].state.holds_slots
+    while not world.state.idle:
+        world.cycle(Tick())
+    assert world.state.jobs[third].state.holds_slots
 
 
 def _overdue(world: World) -> set[str]:

@@ -93,7 +93,9 @@ def replan(context: CycleContext) -> None:
             start(context, job, slots, "started", "chosen by the preemption pass")
     if context.state.policy.divides:
         _start_beside(context)
+    fresh = index.fresh  # jobs that waited for a start: the next cycle evaluates them
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
+    index.fresh = fresh
 
 
 def _start_beside(context: CycleContext) -> None:
