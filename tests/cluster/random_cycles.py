@@ -629,20 +629,27 @@ class Ordeal:
         before.cycle += 1
         assert self.state == before
 
+    def _observations(self) -> tuple[Event, ...]:
+        """Return what the backend reports after a restart."""
+        seen = [self._running(*key) for key, living in self.alive.items() if living.seen]
+        nodes = [as_seen(node) for node in self.state.nodes.values()]
+        ended = [
+            AttemptEnded(job.job_id, job.attempt, tuple(RankExit(rank.rank, rank.exit_code) for rank in job.ranks))
+            for job in self.state.jobs.values()
+            if job.attempt and not job.state.holds_slots
+        ]
+        return (*seen, *nodes, *ended)
+
     def observe_again(self) -> None:
         """Check that repeated reports of the backend, as after a restart, change nothing."""
         self.rest()
         if self.state.type_shares:
             return  # any event may lead to other trades, because jobs have reported speeds since the last ones
+        if self.policy.order is Order.THEMIS:  # its order changes with time, and an event applies the present one
+            self.cycle(*self._observations())
+            self.rest()
         before = decode_state(encode_state(self.state))
-        seen = tuple(self._running(*key) for key, living in self.alive.items() if living.seen)
-        nodes = tuple(as_seen(node) for node in self.state.nodes.values())
-        ended = tuple(
-            AttemptEnded(job.job_id, job.attempt, tuple(RankExit(rank.rank, rank.exit_code) for rank in job.ranks))
-            for job in before.jobs.values()
-            if job.attempt and not job.state.holds_slots
-        )
-        outcome = self.cycle(*seen, *nodes, *ended)
+        outcome = self.cycle(*self._observations())
         # Elastic gangs seen running may start another preemption pass. It stops no gang; in observe mode or while
         # frozen it may log another proposal first. The reason why a gang is not moved changes with time.
         proposed = [one for one in outcome.entries if one.kind == "stay" or (one.kind == "preempt" and not one.applied)]
