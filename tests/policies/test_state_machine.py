@@ -12,7 +12,9 @@ SEED, LENGTH, STEPS = 1, 40, 5000
 
 def test_the_invariants_hold_over_random_steps() -> None:
     command = [sys.executable, "-m", "benchmarks.invariants", "--seed", str(SEED), "--length", str(LENGTH)]
-    run = subprocess.run([*command, "--steps", str(STEPS), "--index-every", "1", "--json"], capture_output=True, text=True)
+    run = subprocess.run(
+        [*command, "--steps", str(STEPS), "--index-every", "1", "--json"], capture_output=True, text=True
+    )
     assert run.returncode == 0, f"{run.stderr}\nshortest steps: {' '.join(command[1:])} --index-every 1 --shrink"
     document = json.loads(run.stdout)
     assert document["steps"] >= STEPS and document["told"]["started"] > 1000
