@@ -76,6 +76,9 @@ START_NS = 1_700_000_000 * SECOND
 DERIVED = 7
 """Cycles between two checks of the metrics, because the check takes longer than a cycle."""
 
+SETTLED = 16
+"""Cycles between two checks that an evaluation of everything decides nothing more."""
+
 LEAST_WATTS, MOST_WATTS, IDLE_WATTS = 100.0, 240.0, 30.0
 """Power limits and idle power of each GPU."""
 
@@ -315,6 +318,8 @@ class Ordeal:
             check_index(self.state)
         if self.cycles % DERIVED == 0:
             check_metrics(self.state)
+        if self.cycles % SETTLED == 0 and self.state.idle and self.policy.order is not Order.THEMIS:
+            check_timeouts(self.state, 0, True)
         for entry in outcome.entries:
             self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
         return outcome
