@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import pytest
 
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_detection
+from scheduler_feedback.detectors.steps.baseline import learn
+from scheduler_feedback.detectors.straggler.shown_from_start import learn_shown
+from tests.detectors.gang_windows import where_of, windows_of
 from tests.detectors.test_detectors import Job, course, verdicts
 
 RANKS = 16
@@ -43,6 +47,20 @@ def test_neither_a_slower_node_nor_a_busy_host_is_enough() -> None:
     assert not found_in(1.0, cpu_waiting=np.where(NODE, 0.3, 0.0))
     assert not found_in(1.12, cpu_waiting=np.where(~NODE, 0.3, 0.0)), "other hosts are busy"
     assert not found_in(1.12, cpu_waiting=np.where(NODE, 0.3, 0.0), stages=True), "its stage is on no other node"
+
+
+@pytest.mark.parametrize(("alike", "accused"), [(1, [0]), (2, [0]), (3, []), (6, [])])
+def test_a_node_that_is_as_slow_as_several_others_is_of_another_model(alike: int, accused: list[int]) -> None:
+    """Only the counters of one of them have arrived. They differ from those of its peers, as those of its model do.
+
+    Of 2,048 GPUs, 368 were of a slower model, and one of their nodes was to be left (benchmarks.detection, seed 1001).
+    """
+    where = where_of(64, [f"n{rank // 4:02d}" for rank in range(64)])
+    own = np.tile(np.where(where.index < alike, 1.05, 0.7), (20, 1))
+    watched: Any = SimpleNamespace(counted=10, where=where, baseline=learn(windows_of(own, where), None, where))
+    watched.baseline = replace(watched.baseline, from_start=np.zeros(64, np.bool_))
+    learn_shown(watched, watched.baseline, lambda rank: Cause.POWER if where.index[rank] == 0 else Cause.UNKNOWN)
+    assert np.unique(where.index[watched.baseline.from_start]).tolist() == accused
 
 
 @pytest.mark.parametrize(

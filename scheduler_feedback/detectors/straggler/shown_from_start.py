@@ -22,6 +22,10 @@ from scheduler_feedback.detectors.straggler.gang_state import GangState
 LEAST_SLOWER = math.log(1.05)
 """A rank is slower than its role by at least this ratio: five per cent, as in EROICA and Guard."""
 
+ALIKE = 0.8
+"""A node is about as slow as another one if it is slower than its peers by at least this share of the other's excess
+(logarithms). DEVELOPMENT VALUE: the GPUs of one model differ by less (SC 2022, section IV)."""
+
 EVERY_WINDOWS = 10
 """Number of windows between two evaluations."""
 
@@ -57,8 +61,9 @@ def cause_shown(counters: CounterStatistics, column: int) -> Cause:
 def learn_shown(watched: GangState, baseline: Baseline, shown: Callable[[int], Cause]) -> None:
     """Compare ranks with their role, not with their past, if they were slow in the warm-up and counters show a fault.
 
-    All slower ranks of such a node are included: a slow NVLink or host slows several of them. shown: returns the cause
-    that the counters of a rank (index) show.
+    All slower ranks of such a node are included: a slow NVLink or host slows several of them. A node is left out if
+    many others are about as slow: their GPUs are of another model, or have more work, and their counters differ from
+    those of their peers for the same reason. shown: returns the cause that the counters of a rank (index) show.
     """
     if not baseline.final or not baseline.known or baseline.role_known or watched.counted > MOST_WINDOWS:
         return
@@ -67,14 +72,19 @@ def learn_shown(watched: GangState, baseline: Baseline, shown: Callable[[int], C
     where = watched.where
     logs = log_compute(baseline.compute, baseline.step_seconds)
     usual = middle_of_peers(logs, where)
-    slower = np.nan_to_num(logs - usual) >= LEAST_SLOWER
-    on_nodes = np.unique(where.index[slower])
+    excess = np.nan_to_num(logs - usual)
+    slower = excess >= LEAST_SLOWER
+    of_node = np.zeros(len(where.names))
+    np.maximum.at(of_node, where.index, excess)
+    most = max(1, len(where.names) // NODE_SHARE)
     new = np.zeros(len(logs), np.bool_)
-    for node in on_nodes.tolist():
+    for node in np.unique(where.index[slower]).tolist():
+        if np.count_nonzero(of_node >= ALIKE * of_node[node]) > most:
+            continue
         members = slower & (where.index == node)
         if any(shown(rank) is not Cause.UNKNOWN for rank in np.flatnonzero(members).tolist()):
             new |= members
-    if len(np.unique(where.index[new])) > max(1, len(where.names) // NODE_SHARE):
+    if len(np.unique(where.index[new])) > most:
         return  # the nodes differ in what their hosts do
     new &= ~baseline.from_start
     if not new.any():
