@@ -70,11 +70,13 @@ def watch(
     fleet: Fleet | None = None,
     start_seconds: float = 0.0,
     every: int = 1,
+    samples: int = 1,
 ) -> list[Reported]:
     """Run the detector on the frames of all gangs, in order of arrival, and return the verdicts.
 
     tick_seconds: interval of the detector's ticks. every: of frames of gangs without a suspected straggler, each agent
-    sends each `every`-th one with the records of all, as for a busy controller (docs/adr/0133).
+    sends each `every`-th one with the records of all, as for a busy controller (docs/adr/0133). samples: number of
+    frames whose values it then sends (docs/adr/0162).
     """
     straggler = next((one for one in detection.detectors if isinstance(one, StragglerDetector)), None)
     left_out: dict[str, Frame] = {}
@@ -89,14 +91,18 @@ def watch(
             ]
             due += tick_seconds
         if (before := left_out.pop(frame.node, None)) is not None:
-            frame = frame.with_records_of(before)
-        if frame.seq % every != zlib.crc32(frame.node.encode()) % every and not any(
-            straggler.suspected() if straggler else ()
-        ):
+            keep = samples > 1 and _has_turn(before, every // samples)
+            frame = frame.joined(before, keep) if samples > 1 else frame.with_records_of(before)
+        if not _has_turn(frame, every) and not any(straggler.suspected() if straggler else ()):
             left_out[frame.node] = frame
             continue
         fleet.observe(layout, frame, round(at * NS))
     return reports + [Reported(due, finding) for finding in detection.tick(look.next(WALL_START_NS + round(due * NS)))]
+
+
+def _has_turn(frame: Frame, every: int) -> bool:
+    """Return whether an agent sends this frame of each `every`."""
+    return frame.seq % every == zlib.crc32(frame.node.encode()) % every
 
 
 def faults(ranks: int) -> Iterator[tuple[str, float, Callable[[int], Gang]]]:
@@ -139,12 +145,13 @@ def healthy(ranks: int, seed: int) -> dict[str, Callable[[], Gang]]:
     }
 
 
-def by_detector(gang: Gang, history: History, seed: int, every: int) -> tuple[Named, int]:
+def by_detector(gang: Gang, history: History, seed: int, every: int, samples: int = 1) -> tuple[Named, int]:
     """Return the detector's verdicts, and the number of its abstentions."""
     reports = watch(
         Detection((StragglerDetector(),)),
         [frames(gang, history, seed, until=gang.start_seconds + COURSE_SECONDS)],
         every=every,
+        samples=samples,
     )
     named = [(h.at_seconds, h.finding.rank, h.finding.confidence) for h in reports if isinstance(h.finding, Verdict)]
     return named, sum(isinstance(h.finding, Abstention) for h in reports)
@@ -174,7 +181,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return round(float(np.quantile(values, share)), 2) if values else None
 
 
-def quality(ranks: int, seeds: Sequence[int], every: int = 1) -> dict[str, Any]:
+def quality(ranks: int, seeds: Sequence[int], every: int = 1, samples: int = 1) -> dict[str, Any]:
     """Return recall, delay and false verdicts of the detector and of the rules, on the same runs."""
     methods = ("gangwatch", *RULES)
     found: list[dict[str, Any]] = []
@@ -186,7 +193,7 @@ def quality(ranks: int, seeds: Sequence[int], every: int = 1) -> dict[str, Any]:
             gang = make(seed)
             history = happen(gang, COURSE_SECONDS, seed)
             culprit, onset = seed % ranks, ONSET_SECONDS
-            verdicts = {"gangwatch": by_detector(gang, history, seed, every)[0]}
+            verdicts = {"gangwatch": by_detector(gang, history, seed, every, samples)[0]}
             verdicts |= {name: by_rule(rule, history) for name, rule in RULES.items()}
             for name, named in verdicts.items():
                 right = [at - onset for at, rank, _ in named if rank == culprit and at > onset]
@@ -217,7 +224,7 @@ def quality(ranks: int, seeds: Sequence[int], every: int = 1) -> dict[str, Any]:
         for seed in seeds:
             gang = healthy(ranks, seed)[kind]()
             history = happen(gang, COURSE_SECONDS, seed)
-            named, unknown = by_detector(gang, history, seed, every)
+            named, unknown = by_detector(gang, history, seed, every, samples)
             false["gangwatch"] += bool(named)
             abstained += unknown > 0
             for name, rule in RULES.items():
@@ -358,6 +365,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=8, help="size of the judged gangs (default 8)")
     parser.add_argument("--seeds", type=int, default=10, help="runs of every kind (default 10)")
     parser.add_argument("--every", type=int, default=1, help="frames: each N-th one, as of a busy controller's agents")
+    parser.add_argument(
+        "--samples", type=int, default=1, help="of N frames, the values of so many are sent (default 1)"
+    )
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--cost-ranks", type=int, default=10_240, help="ranks of the cost run; 0 leaves it out")
     parser.add_argument("--cost-seconds", type=int, default=44, help="its length; the second half is measured")
@@ -369,7 +379,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": platform.machine(),
         "first_seed": options.first_seed,
         "every": options.every,
-        "quality": quality(options.ranks, seeds, options.every),
+        "samples": options.samples,
+        "quality": quality(options.ranks, seeds, options.every, options.samples),
         "cost": cost(options.cost_ranks, options.cost_seconds) if options.cost_ranks else None,
     }
     result["failures"] = failures(result)

@@ -23,9 +23,9 @@ from urllib.parse import parse_qs, unquote
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import FrameError
-from agent.schema.frame import EventRecord, Frame, Layout, Record, Selection
+from agent.schema.frame import MOST_SAMPLES, EventRecord, Frame, Layout, Record, Selection
 from agent.schema.peer_quota import NoPlaceError, Places
-from agent.schema.record_table import wants_table
+from agent.schema.record_table import reads_samples, wants_table
 from agent.schema.wire import encode_frame, encode_layout, with_length
 from exporter.frame_formats import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
 from exporter.prometheus.exposition import EVERYTHING, Exposition, Settings
@@ -75,6 +75,11 @@ the largest such number. From then on, the stream has only each second frame, wi
 
 MOST_EVERY = 100
 
+SAMPLES_HEADER = "Gangwatch-Samples"
+"""Header of /frames responses to a reader of frames with earlier samples. It says that the reader may send lines like
+``every 8 samples 4`` during the response, and gives the largest second number. From then on, each message has the
+values of 4 frames out of 8, equally spaced in time, and the records of all."""
+
 LIMITS_HEADER = "Gangwatch-Power-Limits"
 """Header of /frames responses to the controller. It says that the reader may send lines like ``power-limits GPU=WATTS
 GPU=WATTS`` during the response, with the limit of each GPU. GPUs that are not in the newest line get back their own."""
@@ -90,7 +95,7 @@ Shifting = Callable[[Request, Mapping[str, tuple[int, int]]], bool]
 Limit = Callable[[Request, Mapping[str, float]], bool]
 """Sets the power limits of GPUs, by UUID in watts, for the client of this request; returns whether it may do that."""
 
-_EVERY = re.compile(rb"every ([1-9][0-9]{0,2})")
+_EVERY = re.compile(rb"every ([1-9][0-9]{0,2})(?: samples ([1-9][0-9]?))?")
 _MOST_LINE_BYTES = 64
 _LIMITS = re.compile(rb"power-limits((?: [A-Za-z0-9-]{1,80}=[0-9]{1,5}){0,64})")
 _MOST_LIMITS_BYTES = 64 * 90
@@ -109,6 +114,8 @@ class FrameStream:
     While the reader is slower than the frames, each frame replaces the one before it in the queue and takes over its
     records. So a reader that is late gets fewer frames, which leaves a gap in ``seq``, but all records and recent
     counters. A reader may also ask for fewer frames (EVERY_HEADER). Events and layouts are sent at once nevertheless.
+
+    A reader of earlier samples (SAMPLES_HEADER) also gets the values of the replaced frames, up to MOST_SAMPLES.
     """
 
     def __init__(
@@ -117,9 +124,12 @@ class FrameStream:
         closed: Callable[[FrameStream], None],
         as_table: bool = False,
         limit: Callable[[Mapping[str, float]], bool] | None = None,
+        with_samples: bool = False,
         shift: Callable[[Mapping[str, tuple[int, int]]], bool] | None = None,
     ) -> None:
-        """limit: sets power limits; None: the reader may set none. shift: the same for time shifts."""
+        """limit: sets power limits; None: the reader may set none. shift: the same for time shifts. with_samples:
+        whether the reader can read earlier samples."""
+        self._with_samples = with_samples
         self._limit, self._shift = limit, shift
         most = _MOST_LINE_BYTES if limit is None else _MOST_LIMITS_BYTES
         self._most_line_bytes = most if shift is None else max(most, _MOST_SHIFTS_BYTES)
@@ -130,9 +140,8 @@ class FrameStream:
         self._condition = threading.Condition()
         self._newest_seq = 0
         self._ended = False
-        self._selection: Selection | None = None
-        self._source_id = ""
-        self._every = 1
+        self._selected: tuple[str, Selection] | None = None  # with the id of the whole layout
+        self._every = self._apart = 1
         self._due = False
         self._put_id = ""
         self._request = b""
@@ -144,13 +153,30 @@ class FrameStream:
             if frame.seq > self._newest_seq:
                 self._newest_seq = frame.seq
                 if self._frames and self._frames[-1][0].layout_id == layout.layout_id:
-                    frame = frame.with_records_of(self._frames.pop()[1])
+                    frame = self._joined(frame, self._frames.pop()[1])
                 self._frames.append((layout, frame))
-                # By the agent's id, so that agents which are asked at once do not all send in the same second.
-                turn = frame.seq % self._every == zlib.crc32(frame.agent_id.encode()) % self._every
-                if turn or layout.layout_id != self._put_id or any(map(_is_event, frame.records)):
+                if (
+                    self._has_turn(frame, self._every)
+                    or layout.layout_id != self._put_id
+                    or any(map(_is_event, frame.records))
+                ):
                     self._due, self._put_id = True, layout.layout_id
                     self._condition.notify()
+
+    def _has_turn(self, frame: Frame, every: int) -> bool:
+        """Return whether this is one of each `every` frames. Agents that are asked at once do not all send in the same
+        second: it depends on their id."""
+        return every == 1 or frame.seq % every == zlib.crc32(frame.agent_id.encode()) % every
+
+    def _joined(self, frame: Frame, before: Frame) -> Frame:
+        """Return the frame with the records of the frame before it, which is not sent, and perhaps with its values."""
+        if not self._with_samples:
+            return frame.with_records_of(before)
+        keep = self._has_turn(before, self._apart)
+        selected = self._selected
+        if keep and selected is not None and selected[0] == before.layout_id:
+            before = selected[1].apply(before)  # a tenth of the memory
+        return frame.joined(before, keep)
 
     def take_request(self, data: bytes) -> bool:
         *lines, self._request = (self._request + data).split(b"\n")
@@ -165,10 +191,11 @@ class FrameStream:
                     return False
                 continue
             found = _EVERY.fullmatch(line)
-            if found is None or int(found[1]) > MOST_EVERY:
+            every, samples = (0, 0) if found is None else (int(found[1]), int(found[2] or 1))
+            if not 0 < every <= MOST_EVERY or samples > (min(MOST_SAMPLES, every) if self._with_samples else 1):
                 return False
             with self._condition:
-                self._every = int(found[1])
+                self._every, self._apart = every, every // samples
         return len(self._request) <= self._most_line_bytes
 
     def end(self) -> None:
@@ -188,10 +215,10 @@ class FrameStream:
             layout, frame = self._frames.popleft()
             self._due = bool(self._frames)
         body = b""
-        if self._selection is None or layout.layout_id != self._source_id:
-            self._selection, self._source_id = selection(layout, self._patterns), layout.layout_id
-            body = with_length(encode_layout(self._selection.layout))
-        return body + with_length(encode_frame(self._selection.apply(frame), self._as_table))
+        if self._selected is None or layout.layout_id != self._selected[0]:
+            self._selected = layout.layout_id, selection(layout, self._patterns)
+            body = with_length(encode_layout(self._selected[1].layout))
+        return body + with_length(encode_frame(self._selected[1].apply(frame), self._as_table))
 
     def close(self) -> None:
         self._closed(self)
@@ -356,13 +383,16 @@ class AgentApp:
         except ValueError as error:
             return text_answer(400, str(error))
         headers = ((EVERY_HEADER, f"{MOST_EVERY}"), *([(UNKNOWN_HEADER, ", ".join(unknown))] if unknown else ()))
-        as_table = wants_table(request.headers.get("accept", ""))
+        accept = request.headers.get("accept", "")
+        as_table, with_samples = wants_table(accept), reads_samples(accept)
+        if with_samples:
+            headers = (*headers, (SAMPLES_HEADER, f"{MOST_SAMPLES}"))
         limit, shift = _for_client(self._limit, request), _for_client(self._shift, request)
         if limit is not None:
             headers = (*headers, (LIMITS_HEADER, "1"))
         if shift is not None:
             headers = (*headers, (SHIFTS_HEADER, "1"))
-        stream = FrameStream(patterns, self._close_stream, as_table, limit, shift)
+        stream = FrameStream(patterns, self._close_stream, as_table, limit, with_samples, shift)
         if request.method == "HEAD":
             return Answer(200, FRAME_TYPE, stream, headers)
         with self._lock:

@@ -23,6 +23,13 @@ import numpy.typing as npt
 
 from agent.schema.errors import FrameError
 
+MOST_SAMPLES = 16
+"""Maximum number of earlier samples in a message. If a reader is later than that, every second one is left out."""
+
+MOST_SAMPLE_BYTES = 1024 * 1024
+"""Maximum size of a message's earlier samples, in bytes of values. A controller refuses messages above 4 MiB. A sample
+of a node of eight GPUs has 4 kB of requested series, or 44 kB of all series."""
+
 MAX_RECORDS = 4096
 """Maximum number of records in one frame. The oldest records are dropped, which leaves a gap in ``record_seq``."""
 
@@ -236,6 +243,33 @@ class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):
     records: tuple[Record, ...] = ()
     table: RecordTable | None = None
     """The records as a table, if the reader requested it. `records` is then empty."""
+    left_out: int = 0
+    """Number of records between `record_seq` and the next frame's that are not in the frame, because later ones replace
+    them: open steps and collectives of earlier samples."""
+    earlier: tuple[Frame, ...] = ()
+    """Earlier samples of the same agent with the same layout, in order, without records. Only a reader that can read
+    them gets them (``reads_samples``)."""
+
+    def joined(self, before: Frame, keep: bool) -> Frame:
+        """Return this frame with the samples and records of an earlier frame of the same agent with the same layout.
+
+        keep: whether the values of `before` become an earlier sample. If there are more than MOST_SAMPLES, or of
+        MOST_SAMPLE_BYTES, every second one is left out, and later ones are kept at the same distance. Open steps and
+        collectives of `before` are left out, because this frame has the newer ones. If there are more than MAX_RECORDS,
+        the oldest are dropped, which leaves a gap in ``record_seq``.
+        """
+        earlier = before.earlier
+        if keep and (len(earlier) < 2 or before.seq - earlier[-1].seq >= earlier[1].seq - earlier[0].seq):
+            earlier += (msgspec.structs.replace(before, record_seq=0, records=(), left_out=0, earlier=()),)
+            size = before.tier_ns.nbytes + before.gauges.nbytes + before.counters.nbytes
+            if len(earlier) > MOST_SAMPLES or len(earlier) * size > MOST_SAMPLE_BYTES:
+                earlier = earlier[1::2]
+        records = (*(one for one in before.records if not isinstance(one, OpenRecord)), *self.records)
+        kept = records[-MAX_RECORDS:]
+        first, left_out = before.record_seq, before.left_out + len(before.records) + len(self.records) - len(records)
+        if len(kept) < len(records):
+            first, left_out = self.record_seq + len(self.records) - len(kept), 0
+        return msgspec.structs.replace(self, record_seq=first, records=kept, left_out=left_out, earlier=earlier)
 
     def with_records_of(self, earlier: Frame) -> Frame:
         """Return this frame with the records of an earlier frame of the same agent before its own.
@@ -300,6 +334,8 @@ class Selection:
             frame.record_seq,
             frame.records,
             frame.table,
+            frame.left_out,
+            tuple(self.apply(one) if one.layout_id != self.layout.layout_id else one for one in frame.earlier),
         )
 
 

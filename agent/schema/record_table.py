@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from agent.schema.frame import EventRecord, Member, OpenRecord, Record, RecordTable, StepRecord
+from agent.schema.frame import MOST_SAMPLES, EventRecord, Member, OpenRecord, Record, RecordTable, StepRecord
 
 TABLE_TYPE = "application/vnd.gangwatch.frame; records=table"
 """Media type that a client of /frames accepts if it can read tables of records. Agents of earlier releases ignore it,
@@ -32,6 +32,16 @@ LARGEST = (1 << 63) - 1
 def wants_table(accept: str) -> bool:
     """Return whether a client with this Accept header can read tables of records."""
     return "records=table" in accept.replace(" ", "").lower()
+
+
+SAMPLES_TYPE = f"{TABLE_TYPE}; samples={MOST_SAMPLES}"
+"""Media type that a client of /frames accepts if it can also read frames with earlier samples. Agents of earlier
+releases send a newest sample only."""
+
+
+def reads_samples(accept: str) -> bool:
+    """Return whether a client with this Accept header can read frames with earlier samples."""
+    return f"samples={MOST_SAMPLES}" in accept.replace(" ", "").lower()
 
 
 def tabulate(records: Sequence[Record]) -> RecordTable | None:

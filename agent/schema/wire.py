@@ -4,13 +4,15 @@ A message is a msgpack map ``{"v": version, "k": "layout" | "frame", ...}`` with
 stream, each message follows its length as four bytes, big-endian. A reader accepts the version of its build, the
 previous version and the next one. It ignores unknown fields of the other versions.
 
-The records of a frame are an array of maps, or a table if the reader requested it: a map of ``members`` and ``rows``
-(``agent.schema.record_table``).
+A message of kind "batch" is a frame with earlier samples of the same agent (``Frame.earlier``); only readers that ask
+for them get it. The records of a frame are an array of maps, or a table if the reader requested it: a map of
+``members`` and ``rows`` (``agent.schema.record_table``).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -18,7 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.errors import FrameError, VersionError
-from agent.schema.frame import MAX_RECORDS, ROW_BYTES, Frame, Layout, Member, Record, RecordTable, make_layout
+from agent.schema.frame import (
+    MAX_RECORDS,
+    MOST_SAMPLES,
+    ROW_BYTES,
+    Frame,
+    Layout,
+    Member,
+    Record,
+    RecordTable,
+    make_layout,
+)
 from agent.schema.record_table import tabulate
 from agent.schema.stream_outline import Outline, outline
 
@@ -59,6 +71,28 @@ class _ReadFrame(_WireFrame):
     records: msgspec.Raw  # type: ignore[assignment]
 
 
+class _WireSample(msgspec.Struct, array_like=True):
+    """Earlier sample. Its arrays have the lengths of the frame's."""
+
+    seq: int
+    wall_ns: int
+    monotonic_ns: int
+    tier_ns: bytes
+    gauges: bytes
+    counters: bytes
+    counters_valid: bytes
+
+
+class _WireBatch(_WireFrame):
+    left_out: int = 0
+    earlier: tuple[_WireSample, ...] = ()
+
+
+class _ReadBatch(_ReadFrame):
+    left_out: int = 0
+    earlier: tuple[_WireSample, ...] = ()
+
+
 class _WireLayout(msgspec.Struct):
     v: int
     k: str
@@ -76,8 +110,16 @@ _VARYING = frozenset(
 )
 """Fields of a frame whose values differ from frame to frame. They precede the records in a message."""
 
+_BATCH_KEY, _LAYOUT_KEY, _KIND_WITHIN = b"\xa1k\xa5batch", b"\xa1k\xa6layout", 16
+"""Kind of a message as encoded by agents ('k': 'batch' in msgpack), and the bytes within which it is searched: it is
+the second key of the map."""
+
+_MOST_LEFT_OUT = 1 << 32
+"""Maximum number of records that a frame may leave out: more than an agent makes in a year."""
+
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(_ReadFrame)
+_batch_decoder = msgspec.msgpack.Decoder(_ReadBatch)
 _records_decoder: msgspec.msgpack.Decoder[tuple[Record, ...]] = msgspec.msgpack.Decoder(tuple[Record, ...])
 _raw_records_decoder = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
 _table_decoder = msgspec.msgpack.Decoder(_WireTable)
@@ -96,24 +138,33 @@ def encode_frame(frame: Frame, as_table: bool = False) -> bytes:
 
     as_table: whether the reader can read tables of records.
     """
-    return _encoder.encode(
-        _WireFrame(
-            WIRE_VERSION,
-            "frame",
-            frame.node,
-            frame.boot_id,
-            frame.agent_id,
-            frame.seq,
-            frame.layout_id,
-            frame.wall_ns,
-            frame.monotonic_ns,
-            frame.tier_ns.astype("<i8").tobytes(),
-            frame.gauges.astype("<f8").tobytes(),
-            frame.counters.astype("<u8").tobytes(),
-            np.packbits(frame.counters_valid, bitorder="little").tobytes(),
-            frame.record_seq,
-            _records(frame.records, as_table),
-        )
+    is_batch = bool(frame.earlier or frame.left_out)
+    fields = (
+        WIRE_VERSION,
+        "batch" if is_batch else "frame",
+        frame.node,
+        frame.boot_id,
+        frame.agent_id,
+        frame.seq,
+        frame.layout_id,
+        frame.wall_ns,
+        frame.monotonic_ns,
+        *_values(frame),
+        frame.record_seq,
+        _records(frame.records, as_table),
+    )
+    if not is_batch:
+        return _encoder.encode(_WireFrame(*fields))
+    samples = (_WireSample(one.seq, one.wall_ns, one.monotonic_ns, *_values(one)) for one in frame.earlier)
+    return _encoder.encode(_WireBatch(*fields, frame.left_out, tuple(samples)))
+
+
+def _values(frame: Frame) -> tuple[bytes, bytes, bytes, bytes]:
+    return (
+        frame.tier_ns.astype("<i8").tobytes(),
+        frame.gauges.astype("<f8").tobytes(),
+        frame.counters.astype("<u8").tobytes(),
+        np.packbits(frame.counters_valid, bitorder="little").tobytes(),
     )
 
 
@@ -164,7 +215,17 @@ class Decoder:
         """Decode one message of the stream: a layout or a frame. Raise the errors of the function ``decode``."""
         if self._outline is not None and (parts := self._outline.read(message)) is not None:
             return self._as_before(message[self._outline.size :], parts)  # the common case
+        if message.find(_BATCH_KEY, 0, _KIND_WITHIN) >= 0:
+            try:
+                batch = _batch_decoder.decode(message)
+                if batch.k == "batch" and batch.v == WIRE_VERSION:
+                    return self._batch(batch)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass
+            return self._other(message)
         self._outline = None
+        if message.find(_LAYOUT_KEY, 0, _KIND_WITHIN) >= 0:
+            return self._other(message)
         try:
             wire = _frame_decoder.decode(message)
             if wire.k == "frame" and wire.v == WIRE_VERSION:
@@ -226,6 +287,8 @@ class Decoder:
                 return layout
             if envelope.k == "frame":
                 return self._frame(_frame_decoder.decode(message))
+            if envelope.k == "batch":
+                return self._batch(_batch_decoder.decode(message))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError(f"{envelope.k}: {error}") from None
         raise FrameError(f"message kind {envelope.k!r}: expected 'layout' or 'frame'")
@@ -264,6 +327,33 @@ class Decoder:
             table,
         )
 
+    def _batch(self, wire: _ReadBatch) -> Frame:
+        """Return a frame with its earlier samples. Raise FrameError if they do not precede it, or differ in lengths."""
+        newest = self._frame(wire)
+        if not 0 <= wire.left_out <= _MOST_LEFT_OUT:
+            raise FrameError(f"left_out: {wire.left_out}, expected 0 to {_MOST_LEFT_OUT}")
+        if len(wire.earlier) > MOST_SAMPLES:
+            raise FrameError(f"earlier: {len(wire.earlier)} samples, at most {MOST_SAMPLES}")
+        sizes = len(wire.tier_ns), len(wire.gauges), len(wire.counters), len(wire.counters_valid)
+        count = len(newest.counters)
+        earlier: list[Frame] = []
+        order = [(-1, 0), *((one.seq, one.monotonic_ns) for one in wire.earlier), (wire.seq, wire.monotonic_ns)]
+        for (before, before_ns), (seq, at_ns) in pairwise(order):
+            if seq <= before or at_ns < before_ns:
+                raise FrameError(f"earlier: sample {seq} does not follow sample {before}")
+        for one in wire.earlier:
+            if (len(one.tier_ns), len(one.gauges), len(one.counters), len(one.counters_valid)) != sizes:
+                raise FrameError(f"earlier: sample {one.seq} has arrays of other lengths than frame {wire.seq}")
+            earlier.append(
+                Frame(
+                    newest.node, newest.boot_id, newest.agent_id, one.seq, newest.layout_id, one.wall_ns,
+                    one.monotonic_ns,
+                    np.frombuffer(one.tier_ns, _I8), np.frombuffer(one.gauges, _F8),
+                    np.frombuffer(one.counters, _U8), _valid_of(one.counters_valid, count),
+                )
+            )  # fmt: skip
+        return msgspec.structs.replace(newest, left_out=wire.left_out, earlier=tuple(earlier))
+
     def _read_records(self, raw: bytes) -> None:
         records: tuple[Record, ...] = ()
         table: RecordTable | None = None
@@ -294,6 +384,8 @@ class Decoder:
         return table
 
     def _read_valid(self, bits: bytes, count: int) -> None:
+        if count != len(self._valid):
+            self._outline = None  # a batch of another layout
         self._valid_bits = bits
         self._valid = _valid_of(bits, count)
 

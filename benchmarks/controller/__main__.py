@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -63,6 +64,9 @@ CONNECTED = "gangwatch_feed_connected{"
 REST_SHARE = 9.0
 """Pause between two requests that count the open streams, as a multiple of the last one's duration: they take at most a
 tenth of the time."""
+
+_RATE = re.compile(r"agents are asked for one message for ([0-9]+) frames")
+"""Logged request for fewer messages (``Feed._take_rate``)."""
 
 _CONFIGURATION = """
 [controller]
@@ -183,6 +187,12 @@ def wait_for_streams(url: str, token: str, nodes: int) -> float:
         time.sleep(max(2.0, REST_SHARE * (time.monotonic() - asked)))
 
 
+def logged_in(state: Path) -> str:
+    """Return what the controller has logged."""
+    files = sorted((state / "log").glob("controller.log*"), reverse=True)
+    return "".join(file.read_text(errors="replace") for file in files)
+
+
 def resident_mib(pid: int) -> float:
     """Return the largest resident memory of the process so far."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -259,6 +269,7 @@ def _measure(
                 raise RuntimeError(f"the controller ended with status {process.returncode}")
     with np.load(recorded) as arrays:
         found = dict(arrays)
+    logged = logged_in(paths[0])
     for what, count in readers.failed.items():
         print(f"{settings.nodes} nodes: {count} requests failed: {what}", file=sys.stderr)
     return {
@@ -274,6 +285,8 @@ def _measure(
         "failed_responses": sum(readers.failed.values()),
         "jobs_started": sum(plan.begun_ns < run.begun_ns < window.ended_ns for run in conductor.runs),
         "connected_seconds": round(connected_seconds, 1),
+        "largest_every": max(map(int, _RATE.findall(logged)), default=1),
+        "silent_streams": logged.count("it has fallen silent"),
         "agents_cpu_cores": round(agents_cpu / window.seconds, 3),
     }
 

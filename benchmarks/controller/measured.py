@@ -29,7 +29,8 @@ class Observers:
 
     def __init__(self) -> None:
         self._waiting: list[int] = []  # when the frames were made that no tick has judged yet
-        self._judged: list[tuple[int, np.ndarray[Any, np.dtype[np.int64]]]] = []
+        self._last: list[bool] = []  # of each: whether it was the newest in its message
+        self._judged: list[tuple[int, np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]] = []
         self._slices: list[tuple[int, int, int, int]] = []  # start, end, CPU time of the thread, the thread
         self._ticks: list[tuple[int, int]] = []  # start of the first slice, end of the last one
         self._cycles: list[tuple[int, int]] = []
@@ -45,6 +46,10 @@ class Observers:
 
         def observed_offer(of: DetectionThread, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
             offer(of, layout, frame, received_ns)
+            if frame.earlier:
+                self._last += [False] * len(frame.earlier)
+                self._waiting += [one.monotonic_ns for one in frame.earlier]
+            self._last.append(True)
             self._waiting.append(frame.monotonic_ns)
 
         def observed_slice(of: DetectionThread, seconds: float = SLICE_SECONDS) -> bool:
@@ -59,8 +64,9 @@ class Observers:
             run_tick(of)
             now_ns = time.monotonic_ns()
             self._ticks.append((begun_ns, now_ns))
-            self._judged.append((now_ns, np.array(self._waiting[:count], np.int64)))
-            del self._waiting[:count]
+            made, last = np.array(self._waiting[:count], np.int64), np.array(self._last[:count], np.bool_)
+            self._judged.append((now_ns, made, last))
+            del self._waiting[:count], self._last[:count]
 
         def observed_cycle(of: CycleThread, requests: Any) -> None:
             begun_ns = time.monotonic_ns()
@@ -93,8 +99,9 @@ class Observers:
             slices=np.array(self._slices, np.int64).reshape(-1, 4),
             ticks=np.array(self._ticks, np.int64).reshape(-1, 2),
             cycles=np.array(self._cycles, np.int64).reshape(-1, 2),
-            judged_ns=np.repeat([at for at, _ in self._judged], [len(made) for _, made in self._judged]),
-            made_ns=np.concatenate([np.zeros(0, np.int64), *(made for _, made in self._judged)]),
+            judged_ns=np.repeat([at for at, _, _ in self._judged], [len(made) for _, made, _ in self._judged]),
+            made_ns=np.concatenate([np.zeros(0, np.int64), *(made for _, made, _ in self._judged)]),
+            is_newest=np.concatenate([np.zeros(0, np.bool_), *(last for _, _, last in self._judged)]),
             verdict_ns=np.array([at for at, _ in self._verdicts], np.int64),
             verdict_gang=np.array([gang for _, gang in self._verdicts], np.str_),
             left_out=np.array(sum(node.frames_missed for node in nodes)),

@@ -44,11 +44,13 @@ def score(recorded: Mapping[str, Array], window: Window) -> Figures:
 
     `tick_ms` is the duration of a slice: what the feed's thread does at one go, with detection's lock.
     `all_gangs_judged_ms` is the duration of a whole tick, from the start of its first slice to the end of its last one.
+    `newest_age_seconds` counts only the newest frame of each message, `frame_age_seconds` its earlier samples too.
 
     recorded: the arrays that ``measured.Observers.save`` writes.
     """
     judged = window.of(recorded["judged_ns"])
     ages = (recorded["judged_ns"][judged] - recorded["made_ns"][judged]) / 1e9
+    newest_ages = ages[recorded["is_newest"][judged]]
     ticks = recorded["ticks"][window.of(recorded["ticks"][:, 1])]
     cycles = recorded["cycles"][window.of(recorded["cycles"][:, 1])]
     slices = recorded["slices"][window.of(recorded["slices"][:, 1])]
@@ -65,6 +67,9 @@ def score(recorded: Mapping[str, Array], window: Window) -> Figures:
         "frames_a_second": round(len(ages) / window.seconds, 1),
         "frame_age_seconds_p50": quantile(ages, 0.5),
         "frame_age_seconds_p99": quantile(ages, 0.99),
+        "messages_a_second": round(len(newest_ages) / window.seconds, 1),
+        "newest_age_seconds_p50": quantile(newest_ages, 0.5),
+        "newest_age_seconds_p99": quantile(newest_ages, 0.99),
         "tick_ms_p50": quantile(tick_ms, 0.5, 1),
         "tick_ms_p99": quantile(tick_ms, 0.99, 1),
         "all_gangs_judged_ms_p50": quantile(whole_ms, 0.5, 1),

@@ -18,7 +18,7 @@ from agent.schema.frame import (
     pack,
 )
 from agent.schema.wire import Decoder, encode_frame, encode_layout, with_length
-from benchmarks.fuzz.frames import AT_NS, NODES, SECOND, WALL_NS, changed, frame, layout
+from benchmarks.fuzz.frames import AT_NS, NODES, SECOND, WALL_NS, batch, changed, frame, layout
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.telemetry.fleet import Fleet
@@ -111,6 +111,9 @@ def make_session(rng: random.Random) -> bytes:
         made = frame(rng, layouts[node], seq)
         if node in twice and rng.random() < 0.3:  # nothing happened since
             made = msgspec.structs.replace(made, records=twice[node].records, record_seq=twice[node].record_seq)
+        if rng.random() < 0.15:
+            made = batch(rng, layouts[node], seq)
+            seq = made.seq
         twice[node] = made
         found.append(encode_frame(made, as_table=rng.random() < 0.5))
         if rng.random() < 0.3:
@@ -135,8 +138,8 @@ def _next_frame(rng: random.Random, before: Frame, seq: int) -> Frame:
         elif isinstance(one, OpenRecord):
             records.append(msgspec.structs.replace(one, number=seq))
     return msgspec.structs.replace(
-        before, seq=seq, wall_ns=WALL_NS + seq * SECOND, monotonic_ns=at_ns,
-        record_seq=before.record_seq + len(before.records) + rng.choice((0, 0, 0, 1)),
+        before, earlier=(), left_out=0, seq=seq, wall_ns=WALL_NS + seq * SECOND, monotonic_ns=at_ns,
+        record_seq=before.record_seq + len(before.records) + before.left_out + rng.choice((0, 0, 0, 1)),
         records=before.records if rng.random() < 0.2 else tuple(records),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from agent.schema.errors import FrameError, VersionError
 from agent.schema.frame import (
+    MOST_SAMPLES,
     RANK_BLOCKED,
     Column,
     EventRecord,
@@ -28,7 +29,7 @@ from agent.schema.frame import (
     pack,
     select,
 )
-from agent.schema.wire import Decoder, MessageSplitter, encode_frame, encode_layout, with_length
+from agent.schema.wire import Decoder, MessageSplitter, decode, encode_frame, encode_layout, with_length
 from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED
@@ -140,7 +141,23 @@ def _corpus() -> tuple[bytes, ...]:
             made = layout(rng, node)
             found.append(encode_layout(made))
             found += [encode_frame(frame(rng, made, seq), as_table=seq % 2 == 0) for seq in range(1, 6)]
+            found.append(encode_frame(batch(rng, made, 6), as_table=True))
     return tuple(found)
+
+
+def batch(rng: random.Random, of: Layout, first: int) -> Frame:
+    """Return a frame with the records of several frames, and with the values of some of them as earlier samples.
+
+    They are taken in the seconds from `first` on.
+    """
+    joined = frame(rng, of, first)
+    for seq in range(first + 1, first + rng.choice((2, 8, 8, 40))):
+        later = msgspec.structs.replace(
+            frame(rng, of, seq), boot_id=joined.boot_id, agent_id=joined.agent_id,
+            record_seq=joined.record_seq + len(joined.records) + joined.left_out,
+        )  # fmt: skip
+        joined = later.joined(joined, keep=rng.random() < 0.5)
+    return joined
 
 
 def change(rng: random.Random, tree: Any, depth: int = 0) -> None:
@@ -217,7 +234,7 @@ def parse_message(data: bytes) -> str:
     except VersionError:
         return REFUSED
     except FrameError as error:
-        return REFUSED_FIRST if str(error).startswith("not a message") else REFUSED
+        return REFUSED_FIRST if str(error).startswith("not a gangwatch message") else REFUSED
     return ACCEPTED
 
 
@@ -232,6 +249,69 @@ def make_stream(rng: random.Random) -> bytes:
         length = rng.choice((0, 1, len(parts[at]), 2**24 + 1, 2**31, 2**32 - 1))
         parts[at] = length.to_bytes(4, "big") + parts[at][4:]
     return bytes([rng.randrange(256)]) + b"".join(parts)
+
+
+def make_batch(rng: random.Random) -> bytes:
+    """Make a message with earlier samples. One sample has another number, time or length than agents send."""
+    tree = msgspec.msgpack.decode(rng.choice(_batches()))
+    samples = tree["earlier"]
+    chance = rng.random()
+    if chance < 0.1:
+        return changed(rng, msgspec.msgpack.encode(tree))
+    if samples and chance < 0.5:
+        sample = rng.choice(samples)
+        field = rng.randrange(len(sample))
+        value = sample[field]
+        if isinstance(value, bytes):
+            sample[field] = rng.choice((value[:-8], value + bytes(8), value[:-1], b"", rng.randbytes(len(value)), 1))
+        else:
+            sample[field] = rng.choice((value - 1, value + 1, value + 3, -value, *INTEGERS))
+    elif samples and chance < 0.7:
+        rng.choice((samples.reverse, samples.clear, samples.pop, lambda: samples.extend(samples * 9)))()
+    elif chance < 0.8:
+        tree["left_out"] = rng.choice(VALUES)
+    elif chance < 0.9:
+        tree["earlier"] = rng.choice((*VALUES, [[]], [1], [samples]))
+    return msgspec.msgpack.encode(tree)
+
+
+@functools.cache
+def _batches() -> tuple[bytes, ...]:
+    """Return valid messages with earlier samples."""
+    rng = random.Random(22)
+    found = (batch(rng, layout(rng, "n0"), 6) for _ in range(40))
+    return tuple(encode_frame(one, as_table=True) for one in found if one.earlier or one.left_out)
+
+
+def parse_batch(data: bytes) -> str:
+    """Decode a message with earlier samples between two plain frames, as the controller does for a stream."""
+    decoder = Decoder()
+    before, after = _corpus()[1], _corpus()[2]
+    decoder.decode(before)
+    outcome = ACCEPTED
+    try:
+        received = decoder.decode(data)
+        if isinstance(received, Frame):
+            _check_samples(received)
+    except VersionError:
+        outcome = REFUSED
+    except FrameError as error:
+        outcome = REFUSED_FIRST if str(error).startswith("not a gangwatch message") else REFUSED
+    kept, expected = decoder.decode(after), decode(after)
+    assert isinstance(kept, Frame) and isinstance(expected, Frame)
+    assert encode_frame(kept) == encode_frame(expected), "the next frame is unaffected"
+    return outcome
+
+
+def _check_samples(received: Frame) -> None:
+    """Check what every reader of an accepted message relies on."""
+    samples = (*received.earlier, received)
+    assert len(received.earlier) <= MOST_SAMPLES
+    assert all(one.seq < after.seq and one.monotonic_ns <= after.monotonic_ns for one, after in pairwise(samples))
+    shapes = {(one.tier_ns.shape, one.gauges.shape, one.counters.shape, one.counters_valid.shape) for one in samples}
+    assert len(shapes) == 1 and not any(one.records or one.table for one in received.earlier)
+    if received.seq < 2**62 and received.record_seq < 2**62:
+        encode_frame(msgspec.structs.replace(received, seq=received.seq + 1).joined(received, keep=True))
 
 
 def parse_stream(data: bytes) -> str:
@@ -267,6 +347,7 @@ def make_response(rng: random.Random) -> bytes:
     for _ in range(rng.choice((0, 0, 1, 2))):
         head.append(rng.choice((
             b"Content-Type: application/vnd.gangwatch.frame", b"X: y", b"X: z", b"Content-Length: 5", b"no colon",
+            b"Gangwatch-Every: 100", b"Gangwatch-Samples: 16", b"Gangwatch-Samples: 99999999999999999999",
             b"Content-Encoding: gzip", b"Transfer-Encoding: gzip", b"A: " + b"b" * rng.choice((10, 17_000)), b"C : d",
         )))  # fmt: skip
     messages = [with_length(rng.choice(_corpus())) for _ in range(rng.randint(1, 3))]
@@ -313,6 +394,12 @@ TARGETS: tuple[Target, ...] = (
             "agent.schema.wire:_of_neighbour",
             "agent.schema.stream_outline",
         ),
+    ),
+    Target(
+        "frames-batch",
+        make_batch,
+        parse_batch,
+        ("agent.schema.wire:Decoder._batch", "agent.schema.wire:_valid_of", "agent.schema.frame:Frame.joined"),
     ),
     Target("frames-stream", make_stream, parse_stream, ("agent.schema.wire:MessageSplitter.feed",)),
     Target("frames-response", make_response, parse_response, ("scheduler_feedback.feed.frames_response",)),

@@ -26,6 +26,8 @@ ORDERS = (
     b"power-limits GPU-1=300 GPU-2=700\n",
     b"power-limits\n",
     b"every 2\n",
+    b"every 8 samples 4\n",
+    b"every 8 samples 9\n",
     b"power-limits MIG-a=1\nevery 99\n",
     b"every 999\n",
     b"time-shifts j-1=1000000000/5 a%2Fb=20/0\n",
@@ -56,7 +58,7 @@ def _parse_orders(data: bytes) -> str:
         assert len(shifts) <= 64
         return len(shifts) < 2
 
-    stream = FrameStream((), lambda _: None, limit=limit, shift=shift)
+    stream = FrameStream((), lambda _: None, limit=limit, with_samples=len(data) % 2 == 0, shift=shift)
     middle = len(data) // 2
     if not stream.take_request(data[:middle]):
         return REFUSED_FIRST

@@ -14,7 +14,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, Record, StepRecord, Tier, make_layout
+from agent.schema.frame import (
+    MOST_SAMPLES,
+    Column,
+    Frame,
+    Layout,
+    Member,
+    OpenRecord,
+    Record,
+    StepRecord,
+    Tier,
+    make_layout,
+)
 from agent.schema.wire import encode_frame, encode_layout, encode_records, with_length
 from exporter.frame_formats import selection
 
@@ -249,6 +260,11 @@ class Agents:
         self._records = [_encode(()) for _ in placed]
         self._counts = np.zeros(len(placed), np.uint64)
         self._held = [0] * len(placed)
+        self._samples: list[list[bytes]] = [[] for _ in placed]
+        self._left_out = [0] * len(placed)
+        self._valid = np.packbits(np.ones(counters, np.bool_), bitorder="little").tobytes()
+        self.with_samples = False
+        """Whether records that a later frame replaces are left out, as for readers of earlier samples."""
 
     def layout(self, index: int) -> Layout:
         """Return the layout of the series that the controller requests from this node's agent."""
@@ -271,11 +287,13 @@ class Agents:
         """Return the encoded layout of a node, without its length prefix."""
         return with_length(encode_layout(self.layout(index)))
 
-    def advance(self, nodes: slice, wall_ns: int, monotonic_ns: int, held: Collection[int] = ()) -> None:
+    def advance(
+        self, nodes: slice, wall_ns: int, monotonic_ns: int, held: Collection[int] = (), kept: Collection[int] = ()
+    ) -> None:
         """Update the frames of these nodes for this time.
 
         held: nodes whose frame is not sent, because the reader is late. Their next frame has its records too, as those
-        of real agents have (exporter/server.py).
+        of real agents have (exporter/server.py). kept: of these, the nodes whose next message has its values too.
         """
         frames = self._frames[nodes]
         frames["seq"] += 1
@@ -287,6 +305,8 @@ class Agents:
             self._lower_clocks(index, monotonic_ns)
         for index in held:
             self._held[index] += 1
+        for index in kept:
+            self._keep(index)
         sent = [index for index in range(*nodes.indices(len(self.names))) if index not in held]
         self._frames["record_seq"][sent] += self._counts[sent]
         for index in sent:
@@ -301,10 +321,32 @@ class Agents:
             if job.first_rank + gpu in job.slow:
                 self._frames["gauges"][index, at] /= job.slower
 
+    def seq(self, index: int) -> int:
+        """Return the sequence number of a node's newest frame."""
+        return int(self._frames["seq"][index])
+
     def frame_message(self, index: int) -> bytes:
         """Return the encoded newest frame of a node, without its length prefix."""
         start = index * self._length
-        return with_length(bytes(self._bytes[start : start + self._length]) + self._records[index])
+        frame = bytes(self._bytes[start : start + self._length]) + self._records[index]
+        samples, left_out = self._samples[index], self._left_out[index]
+        if not samples and not left_out:
+            return with_length(frame)
+        self._samples[index], self._left_out[index] = [], 0
+        # A map of two more fields, and of kind "batch" (agent/schema/wire.py).
+        head = b"\xde" + (_FRAME_FIELDS + 2).to_bytes(2, "big") + frame[1:].replace(b"\xa5frame", b"\xa5batch", 1)
+        more = _encode("left_out") + _encode(left_out) + _encode("earlier") + b"\xdc" + len(samples).to_bytes(2, "big")
+        return with_length(head + more + b"".join(samples))
+
+    def _keep(self, index: int) -> None:
+        """Keep the values of a node's frame as an earlier sample of its next message."""
+        frame = self._frames[index]
+        numbers = (int(frame[name]) for name in ("seq", "wall_ns", "monotonic_ns"))
+        values = (frame[name].tobytes() for name in ("tier_ns", "gauges", "counters"))
+        samples = self._samples[index]
+        samples.append(_encode((*numbers, *values, self._valid)))
+        if len(samples) > MOST_SAMPLES:
+            del samples[::2]
 
     def records(self, index: int) -> bytes:
         """Return the encoded records of a node's newest frame. The same object as before: they are unchanged."""
@@ -317,6 +359,7 @@ class Agents:
         at = index * self._length + self._layout_id_at
         self._bytes[at : at + len(layout_id)] = layout_id
         self._reported[index] = (0, 0, False)
+        self._samples[index].clear()
 
     def _write_records(self, index: int, now_ns: int) -> None:
         """Write into the node's frame the steps that its ranks ended since the last frame, and their open steps."""
@@ -337,7 +380,7 @@ class Agents:
         if ended or held:
             self._reported[index] = (step, waiting, True)  # reported once: the next frame has other records
         # Each frame that was not sent had the open steps, too.
-        for part in range(held + 1):
+        for part in range(held if self.with_samples else 0, held + 1):
             for gpu in range(GPUS):
                 member = Member(job.name, 1, job.first_rank + gpu)
                 for number, last_ns, last_length_ns in ended if part == held else ():
@@ -346,7 +389,10 @@ class Agents:
                 found.append(OpenRecord(member, "step", step, begun_ns))
                 if now_ns - begun_ns > computes_ns[gpu]:
                     found.append(OpenRecord(member, "collective", step * 40, begun_ns + computes_ns[gpu]))
-        self._records[index], self._counts[index] = encode_records(tuple(found), self.as_tables), len(found)
+        if self.with_samples:
+            self._left_out[index] = held * (GPUS + waiting)
+        self._records[index] = encode_records(tuple(found), self.as_tables)
+        self._counts[index] = len(found) + self._left_out[index]
 
 
 _CLOCK = "gangwatch_gpu_sm_clock_hertz"
@@ -361,6 +407,9 @@ _STILL = frozenset({"gangwatch_rdma_port_link_downed_total", "gangwatch_rank_sto
 """Counters that are constant while nothing fails: no port goes down, and no rank is stopped."""
 
 _JOB = "JOB"
+_FRAME_FIELDS = 15
+"""Number of fields of a frame's message."""
+
 _HEAD = ("seq", "wall_ns", "monotonic_ns", "record_seq")
 _BIN = {0xC4: 2, 0xC5: 3, 0xC6: 5}
 """Length of msgpack's header of a byte string: bin8, bin16, bin32."""

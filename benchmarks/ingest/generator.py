@@ -35,7 +35,7 @@ RECORD_BYTES = 16384
 MISBEHAVIOURS = ("slow", "silent", "malformed", "flooding")
 HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.gangwatch.frame\r\nGangwatch-Every: 100\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n"
+    b"Gangwatch-Samples: 16\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 
 
@@ -56,12 +56,24 @@ class Connection:
     shaken: bool = False
     waits: bool = False
     unsent: bytes = field(default=b"", repr=False)
+    with_samples: bool = False
+    """Whether the reader can read earlier samples."""
     every: int = 1
-    """The agent sends each `every`-th frame, as the reader has requested (exporter/server.py)."""
+    """The agent sends one message for `every` frames, as the reader has requested (exporter/server.py)."""
+    apart: int = 1
+    """Of the frames that are not sent, the agent keeps the values of each `apart`-th one for the next message."""
 
-    def has_turn(self, second: int) -> bool:
-        """Return whether the agent sends the frame of this second."""
-        return second % self.every == self.node % self.every
+    due: bool = False
+    """Whether the agent sends its next frame as soon as the reader has read the one before."""
+
+    def holds(self, seq: int) -> bool:
+        """Return whether the agent does not send frame `seq`, because it was not requested or the reader is late."""
+        self.due = self.due or seq % self.every == self.node % self.every
+        return not self.due or bool(self.unsent)
+
+    def keeps(self, seq: int) -> bool:
+        """Return whether the values of frame `seq` are kept if it is not sent."""
+        return self.with_samples and seq % self.apart == self.node % self.apart
 
 
 class Generator:
@@ -179,12 +191,15 @@ class Generator:
         except ssl.SSLWantReadError:
             pass
         if connection.node >= 0 and connection.asked.endswith(b"\n"):
-            connection.every = int(connection.asked.split()[-1])
+            asked = connection.asked.split(b"\n")[-2].split()  # every 8 samples 4
+            connection.every = int(asked[1])
+            connection.apart = connection.every // (int(asked[3]) if len(asked) > 2 else 1)
             connection.asked = b""
         if connection.node < 0 and connection.asked.endswith(b"\r\n\r\n"):
             node = connection.asked.split(b"/", 2)[1].decode()
             connection.node = self._place[node]
             self._agents.as_tables = b"records=table" in connection.asked
+            self._agents.with_samples = connection.with_samples = b"samples=" in connection.asked
             connection.asked = b""
             connection.tls.write(HEAD)
             self._speaking[connection.node] = connection
@@ -196,19 +211,20 @@ class Generator:
     def _send_frames(self, total: int) -> None:
         """Send the next frame of every agent that sends at this time slot within the second. total: time slots since
         the clock's start."""
-        second, slot = divmod(total, self._slots)
+        slot = total % self._slots
         nodes = slice(slot * self._count // self._slots, (slot + 1) * self._count // self._slots)
         held = {
             index
             for index in range(nodes.start, nodes.stop)
-            if (connection := self._speaking.get(index)) is not None
-            and (connection.unsent or not connection.has_turn(second))
+            if (connection := self._speaking.get(index)) is not None and connection.holds(self._agents.seq(index) + 1)
         }
-        self._agents.advance(nodes, time.time_ns(), time.monotonic_ns(), held)
+        kept = {index for index in held if self._speaking[index].keeps(self._agents.seq(index) + 1)}
+        self._agents.advance(nodes, time.time_ns(), time.monotonic_ns(), held, kept)
         for index in range(nodes.start, nodes.stop):
             connection = self._speaking.get(index)
             if connection is None or index in held:
                 continue
+            connection.due = False
             try:
                 self._say(connection, self._misbehaves.get(index, ""))
             except OSError:

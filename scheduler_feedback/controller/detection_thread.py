@@ -516,7 +516,10 @@ class DetectionThread:
             if frame.node in self._aside and self._passes_over(frame.node, received_ns):
                 continue
             # When detection is late, several frames of an agent are queued. Folding only the newest catches up.
-            superseded = left > 0 and queue[0][1].node == frame.node and _goes_on(frame, queue[0][1])
+            # The values of frames with earlier samples are used: their processes' counters show what each step did.
+            superseded = (
+                left > 0 and not frame.earlier and queue[0][1].node == frame.node and _goes_on(frame, queue[0][1])
+            )
             if not superseded:
                 self._frame_age.add(frame.wall_ns)
             try:

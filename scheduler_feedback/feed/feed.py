@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from agent.schema.clock import Clock
@@ -27,7 +27,7 @@ from agent.schema.frame import AnyLayout, Frame
 from agent.schema.identity import Certificate
 from scheduler_feedback.feed.agent_records import AgentRecord, Agents
 from scheduler_feedback.feed.credentials import Credentials, CurrentCredentials
-from scheduler_feedback.feed.frame_rate import FrameRate, every_of
+from scheduler_feedback.feed.frame_rate import FrameRate, every_of, samples_of
 from scheduler_feedback.feed.frames_response import RefusedError
 from scheduler_feedback.feed.handshake_slots import HandshakeSlots
 from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, HostAddresses, literal
@@ -50,6 +50,10 @@ DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
 """Seconds without a complete frame after which a stream is closed: ten frames at the usual interval of a second."""
+
+PART_BYTES = 16 * 1024
+"""Bytes of an incomplete message that count as a sign of life if they are read at once. The message of an agent whose
+reader is late needs several reads, and a late feed takes seconds from one read to the next."""
 
 CREDENTIALS_SECONDS = 5.0
 """Seconds between two checks of the certificate files: a revoked certificate is refused after ten seconds at most."""
@@ -102,6 +106,11 @@ block."""
 _log = logging.getLogger(__name__)
 
 
+def silence_ns(stream: Stream) -> int:
+    """Return the time without a message after which a stream is closed, in nanoseconds."""
+    return int((SILENCE_SECONDS + (stream.every - 1) * stream.interval_seconds) * 1e9)
+
+
 class Feed:
     """A reader of the frames of every agent that announces itself in `folder`.
 
@@ -134,6 +143,7 @@ class Feed:
         self._reached = reached
         self._watched = watched
         self._rate, self._ticks_ns = FrameRate(), ticks_ns
+        self._every, self._at_full_rate = 1, cast(Collection[str], ())
         self._wanted = tuple(wanted)
         self._clock = clock
         self._agents = Agents(folder)
@@ -278,6 +288,10 @@ class Feed:
         """Return the time of the clock for timeouts. It stops while this thread does work other than reading."""
         return self._clock.monotonic_ns() - self._away_ns
 
+    def _silence_deadline(self, stream: Stream) -> int:
+        """Return the time on that clock at which a stream times out if it sends nothing from now on."""
+        return self._listened_ns() + silence_ns(stream)
+
     def _sweep(self, now_ns: int) -> None:
         """Once a second, update the list of agents and close streams that have timed out.
 
@@ -330,35 +344,44 @@ class Feed:
             follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def _ask_for_rate(self, now_ns: int) -> None:
-        """Ask agents for fewer frames while this thread has too little time, and for all frames again later."""
-        every = self._take_rate(now_ns)
-        watched: Collection[str] = () if every == 1 or self._watched is None else self._watched()
+        """Ask agents for fewer messages while this thread has too little time, and for all frames again later."""
+        self._every = self._take_rate(now_ns)
+        self._at_full_rate = () if self._every == 1 or self._watched is None else self._watched()
         left = ASKED_A_TURN
         for follower in list(self._open.values()):
-            stream, connection = follower.stream, follower.connection
-            if not stream.connected or connection is None or follower.deadline_ns == NEVER_NS:
+            if not follower.stream.connected:
                 continue
-            wanted = 1 if stream.node in watched else every_of(every, stream.interval_seconds)
-            if (wanted := min(wanted, connection.most_every)) == stream.every:
-                continue
-            try:
-                connection.ask_every(wanted)
-            except OSError as error:
-                self._lost(follower, reason_of(error))
-                continue
-            stream.every = wanted
-            self._changed(stream)
-            if connection.writes:
-                follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
-            left -= 1
+            left -= self._ask_agent(follower)
             if not left:
                 return
+
+    def _ask_agent(self, follower: Follower) -> bool:
+        """Ask an agent for the present rate; return whether it was sent another one before."""
+        stream, connection = follower.stream, follower.connection
+        if connection is None or follower.deadline_ns == NEVER_NS:
+            return False
+        wanted = 1
+        if stream.node not in self._at_full_rate:
+            wanted = every_of(self._every, stream.interval_seconds, connection.most_samples)
+        if (wanted := min(wanted, connection.most_every)) == stream.every:
+            return False
+        try:
+            connection.ask_every(wanted, samples_of(wanted))
+        except OSError as error:
+            self._lost(follower, reason_of(error))
+            return False
+        stream.every = wanted
+        follower.deadline_ns = max(follower.deadline_ns, self._silence_deadline(stream))
+        self._changed(stream)
+        if connection.writes:
+            follower.poll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+        return True
 
     def _take_rate(self, now_ns: int) -> int:
         """Decide how many frames agents leave out, log a change, and return the decision (``FrameRate.every``)."""
         before, every = self._rate.every, self._rate.take(now_ns, self._idle_ns, self._ticks_ns())
         if every != before:
-            what = "every frame" if every == 1 else f"one of {every} frames"
+            what = "every frame" if every == 1 else f"one message for {every} frames"
             _log.info("agents are asked for %s, because the feed is %s", what, "busy" if every > before else "idle")
         return every
 
@@ -550,11 +573,13 @@ class Feed:
                 connection.push()
                 if not connection.writes:
                     follower.poll.modify(follower.descriptor, select.EPOLLIN)
-                    follower.deadline_ns = self._listened_ns() + int(SILENCE_SECONDS * 1e9)
+                    follower.deadline_ns = self._silence_deadline(follower.stream)
             if mask & ~select.EPOLLOUT:
                 messages = connection.take()
                 if messages:
                     self._receive(follower, messages)
+                elif connection.read_bytes >= PART_BYTES and follower.deadline_ns != NEVER_NS:
+                    follower.deadline_ns = self._silence_deadline(follower.stream)
                 if connection.ended:
                     raise EndedError("the agent closed the stream")
                 if connection.writes and follower.deadline_ns != NEVER_NS:
@@ -595,7 +620,8 @@ class Feed:
         stream, take = follower.stream, follower.decoder.take
         cost = 0
         received_ns = self._clock.monotonic_ns()
-        deadline_ns = received_ns - self._away_ns + int(SILENCE_SECONDS * 1e9)
+        deadline_ns = received_ns - self._away_ns + silence_ns(stream)
+        opened = False
         for message in messages:
             frame = take(message)
             cost += self._count_message(follower, message, frame is None)
@@ -606,12 +632,15 @@ class Feed:
                 continue
             if not stream.connected:
                 self._connected(follower)
+                opened = True
             stream.frames += 1
             stream.received_ns = received_ns
             self._read_frames += 1
             assert follower.decoder.layout is not None
             self._deliver(follower.decoder.layout, frame, received_ns)
         self._spend(follower, cost, received_ns)
+        if opened and self._every > 1:
+            self._ask_agent(follower)
 
     def _count_message(self, follower: Follower, message: bytes, is_layout: bool) -> int:
         """Count a message against its agent's limit; return its weighted bytes. Raises FrameError above the limit."""
@@ -671,7 +700,7 @@ class Feed:
         while self._paused and self._paused[0][0] <= now_ns:
             _, _, follower, connection = heapq.heappop(self._paused)
             if follower.connection is connection:
-                follower.deadline_ns = self._listened_ns() + int(SILENCE_SECONDS * 1e9)
+                follower.deadline_ns = self._silence_deadline(follower.stream)
                 writes = select.EPOLLOUT if connection.writes else 0
                 follower.poll.modify(follower.descriptor, select.EPOLLIN | writes)
 

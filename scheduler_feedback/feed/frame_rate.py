@@ -1,15 +1,19 @@
-"""Rate at which the controller asks agents for frames: every frame, or only every second one while the feed's thread
-has too little time. Pure.
+"""Rate at which the controller asks agents for messages while the feed's thread has too little time. Pure.
 
-A controller that cannot keep up would otherwise use older and older frames. Records of steps come with the next frame,
-so none is left out (exporter/server.py). docs/adr/0133 has the measurements.
+A controller that cannot keep up would otherwise use older and older frames. At `every` N, an agent sends one message
+for N frames. It has the values of every second frame, or only of the newest one if the agent is of an earlier release,
+and the records of all of them, so none is left out (exporter/server.py). docs/adr/0133 and 0162 have the measurements.
 """
 
 from __future__ import annotations
 
-MOST_EVERY = 2
-"""With each fourth frame, 3 of 12 jobs whose rank 0 saves were accused with .98, because the counters of four seconds
-do not show which step waited for the disk. With each second one, none was (``benchmarks.straggler --every 4``)."""
+MOST_EVERY = 8
+"""Maximum number of frames for which an agent sends one message."""
+
+MOST_APART = 2
+"""Maximum number of frames for which an agent sends one sample. With each fourth frame, 3 of 12 jobs whose rank 0 saves
+were accused with .98, because the counters of four seconds do not show which step waited for the disk. With each second
+one, none was (``benchmarks.straggler --every 4``), nor with four samples in one message (``--every 8 --samples 4``)."""
 
 LEAST_SECONDS, CALM_SECONDS = 5.0, 30.0
 """Time in seconds over which the thread's time is measured: before frames are requested less often, and before
@@ -20,9 +24,11 @@ BUSY_MOST, BUSY_LEAST = 0.7, 0.3
 requested half as often; below the second, twice as often. Twice the second is below the first, so that the rate does
 not change to and fro. Development values."""
 
-LONGEST_SECONDS = 5.0
-"""Longest time in seconds between two frames that the controller asks for. A stream without frames for 10 s counts as
-silent."""
+CALM_LATE_SECONDS = 10.0
+"""CALM_SECONDS while agents send more than one sample at a time, which are then up to eight seconds old."""
+
+LONGEST_SECONDS = 8.0
+"""Longest time in seconds between two messages that the controller asks for."""
 
 
 class FrameRate:
@@ -55,12 +61,23 @@ class FrameRate:
             self._calm = 0
         else:
             self._calm += 1
-            if self._calm * LEAST_SECONDS >= CALM_SECONDS:
+            calm_seconds = CALM_SECONDS if self.every <= MOST_APART else CALM_LATE_SECONDS
+            if self._calm * LEAST_SECONDS >= calm_seconds:
                 self.every, self._calm = self.every // 2, 0
         return self.every
 
 
-def every_of(every: int, interval_seconds: float) -> int:
-    """Return `every` for one agent. It is lowered if the agent's interval is so long that its stream would seem
-    silent."""
-    return max(1, min(every, int(LONGEST_SECONDS / max(interval_seconds, 0.001))))
+def every_of(every: int, interval_seconds: float, most_samples: int = 1) -> int:
+    """Return `every` for one agent. It is lowered for long intervals, and for agents that cannot send so many samples.
+
+    interval_seconds: interval of the agent's frames. most_samples: the largest number of samples in its messages.
+    """
+    every = min(every, MOST_APART * most_samples)
+    while every > 1 and every * interval_seconds > LONGEST_SECONDS:
+        every //= 2
+    return every
+
+
+def samples_of(every: int) -> int:
+    """Return the number of samples in a message for `every` frames."""
+    return max(1, every // MOST_APART)

@@ -21,6 +21,7 @@ MOST_MESSAGE_BYTES = 4 * 1024 * 1024
 far below the limit. The wire format allows more, but a controller cannot buffer that much for 10,000 agents."""
 
 EVERY_HEADER = b"gangwatch-every"
+SAMPLES_HEADER = b"gangwatch-samples"
 ORDER_HEADERS = {b"gangwatch-power-limits": power_orders.WORD, b"gangwatch-time-shifts": shift_orders.WORD}
 """First word of the orders that an agent accepts during the response, by the header that says so."""
 
@@ -39,13 +40,14 @@ class Response:
     """A parser of one response.
 
     ended: whether the body is complete. most_every: the largest N for which the agent accepts ``every N`` during the
-    response; 1 if it does not accept that, as agents of earlier releases. orders: first words of
-    the orders that the agent accepts during the response.
+    response; 1 if it does not accept that, as agents of earlier releases. most_samples: the largest number of samples
+    in one message for which the agent can be asked; 1 for agents that send only the newest sample. orders: first words
+    of the orders that the agent accepts during the response.
     """
 
     __slots__ = (
         "_begin", "_between", "_chunked", "_head", "_left", "_line", "_size", "_splitter", "ended", "most_every",
-        "orders",
+        "most_samples", "orders",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class Response:
         self._between = False  # whether a chunk with a whole message may follow
         self._begin, self._size = b"", 0  # first bytes and size of the last such chunk
         self.ended = False
-        self.most_every = 1
+        self.most_every = self.most_samples = 1
         self.orders = frozenset[bytes]()
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
@@ -127,8 +129,10 @@ class Response:
             raise FrameError("its response is encoded in a way that was not requested")
         if b"content-length" in headers:
             raise FrameError("its response has a length, so it is not a stream")
-        every = headers.get(EVERY_HEADER, b"")
-        self.most_every = int(every) if _EVERY.fullmatch(every) else 1
+        self.most_every, self.most_samples = (
+            int(most) if _EVERY.fullmatch(most := headers.get(name, b"")) else 1
+            for name in (EVERY_HEADER, SAMPLES_HEADER)
+        )
         self.orders = frozenset(word for header, word in ORDER_HEADERS.items() if headers.get(header) == b"1")
         self._chunked = bool(encoding)
         return rest

@@ -24,8 +24,8 @@ from scheduler_feedback.feed.feed import (
     COLLECT_AFTER,
     DISCOVERY_SECONDS,
     FRAMES_AT_ONCE,
-    SILENCE_SECONDS,
     Feed,
+    silence_ns,
 )
 from scheduler_feedback.feed.leased_orders import word_of
 from scheduler_feedback.feed.reader_channel import (
@@ -66,7 +66,7 @@ class ForwardingFeed(Feed):
         )  # fmt: skip
         self._channel, self._start = channel, start
         self._watched_nodes: set[str] = set()
-        self._every = 1
+        self._wanted_every = 1
         self._numbers: dict[int, Follower] = {}
         self._number_of: dict[Follower, int] = {}
         self._next_number = 0
@@ -88,10 +88,11 @@ class ForwardingFeed(Feed):
                 if (follower := self._numbers.get(command.connection)) is not None:
                     self._connected(follower)
                     follower.stream.frames += 1
+                    self._ask_agent(follower)
             elif isinstance(command, Order):
                 self._pass_order(command)
             elif isinstance(command, Rate):
-                self._every = command.every
+                self._wanted_every = command.every
             elif isinstance(command, Watch):
                 self._watched_nodes = set(command.nodes) | (set() if command.first else self._watched_nodes)
             elif isinstance(command, Interval) and (stream := self.streams.get(command.node)) is not None:
@@ -140,7 +141,7 @@ class ForwardingFeed(Feed):
         before, own = self._rate.every, self._rate.take(now_ns, self._idle_ns, 0)
         if own != before:
             self._channel.add_event(Busy(own))
-        return self._every
+        return self._wanted_every
 
     def _receive(self, follower: Follower, messages: list[bytes]) -> None:
         """Pass an agent's messages on. Raises FrameError if it sends too many."""
@@ -154,7 +155,7 @@ class ForwardingFeed(Feed):
             cost += self._count_message(follower, message, is_layout)
             self._channel.add(LAYOUT if is_layout else FRAME, number, received_ns, message)
             self._read_frames += not is_layout
-        follower.deadline_ns = received_ns - self._away_ns + int(SILENCE_SECONDS * 1e9)
+        follower.deadline_ns = received_ns - self._away_ns + silence_ns(follower.stream)
         self._layout_received(follower)
         self._spend(follower, cost, received_ns)
         if self._channel.full:

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from agent.schema.errors import GangwatchError
 from agent.schema.identity import Certificate, read_certificate
-from agent.schema.record_table import TABLE_TYPE
+from agent.schema.record_table import SAMPLES_TYPE
 from scheduler_feedback.feed.frames_response import Response
 from scheduler_feedback.feed.leased_orders import word_of
 
@@ -63,12 +63,13 @@ class Connection:
 
     Methods raise OSError (which includes TLS errors), ``EndedError``, ``IdentityError``, and what ``Response`` raises.
     certificate: the agent's certificate, once it is accepted; None before that, and without TLS. orders: the last
-    order of each kind that was sent, and when (ns), by its first word (``leased_orders``).
+    order of each kind that was sent, and when (ns), by its first word (``leased_orders``). read_bytes: number of bytes
+    that the last ``take`` read.
     """
 
     __slots__ = (
         "_buffers", "_check", "_connecting", "_request", "_response", "_socket", "_tls", "_unsent", "certificate",
-        "orders",
+        "orders", "read_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +87,7 @@ class Connection:
         self._check = check
         self.orders: dict[bytes, tuple[bytes, int]] = {}
         self.certificate: Certificate | None = None
+        self.read_bytes = 0
         self._buffers = buffers
         self._response = Response()
         self._request = request
@@ -132,13 +134,18 @@ class Connection:
         return self._response.most_every
 
     @property
+    def most_samples(self) -> int:
+        """The largest number of samples in one message for which the agent can be asked; 1: only the newest."""
+        return self._response.most_samples
+
+    @property
     def takes(self) -> frozenset[bytes]:
         """First words of the orders that the agent accepts on this connection."""
         return self._response.orders
 
-    def ask_every(self, every: int) -> None:
-        """Ask the agent for each `every`-th frame only; 1 for all frames."""
-        self._say(b"every %d\n" % every)
+    def ask_every(self, every: int, samples: int = 1) -> None:
+        """Ask the agent for one message each `every` frames, 1 for all frames, with the values of `samples` of them."""
+        self._say(b"every %d\n" % every if samples == 1 else b"every %d samples %d\n" % (every, samples))
 
     def order(self, line: bytes, now_ns: int) -> None:
         """Send an order (``leased_orders``)."""
@@ -168,8 +175,9 @@ class Connection:
     def take(self) -> list[bytes]:
         """Read once from the socket, and return the messages that are now complete."""
         buffer = self._buffers.buffer
+        self.read_bytes = 0
         try:
-            count = self._socket.recv_into(buffer)
+            self.read_bytes = count = self._socket.recv_into(buffer)
         except BlockingIOError:
             return []
         if not count:
@@ -239,7 +247,7 @@ def frames_request(url: str, wanted: Sequence[str], headers: Mapping[str, str]) 
         f"GET {parts.path.rstrip('/')}/frames{_query(tuple(wanted))} HTTP/1.1",
         f"Host: {parts.netloc.rpartition('@')[2]}",
         "User-Agent: gangwatch",
-        f"Accept: {TABLE_TYPE}",
+        f"Accept: {SAMPLES_TYPE}",
         "Accept-Encoding: identity",
         *(f"{name}: {value}" for name, value in headers.items()),
     ]

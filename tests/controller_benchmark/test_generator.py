@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.ingest.frames import jobs
-from benchmarks.ingest.generator import SLOTS, Generator
+from benchmarks.ingest.generator import SLOTS, Connection, Generator
 from benchmarks.ingest.processes import certificates
 
 
@@ -43,3 +44,17 @@ def test_a_generator_that_is_too_slow_still_accepts_connections(
         accepted.socket.close()
     generator._listener.close()
     generator._epoll.close()
+
+
+def test_a_late_agent_sends_its_message_as_soon_as_the_reader_has_read() -> None:
+    """As real agents do. A generator that skips a second does not skip the message that was due in it."""
+    nothing: Any = None
+    connection = Connection(nothing, nothing, nothing, nothing, node=3, every=8, apart=2, with_samples=True)
+    sent: list[int] = []
+    for seq in range(1, 41):
+        connection.unsent = b"x" if 11 <= seq < 14 else b""  # the reader does not read
+        if not connection.holds(seq):
+            sent.append(seq)
+            connection.due = False
+    assert sent == [3, 14, 19, 27, 35]
+    assert [seq for seq in range(4, 12) if connection.keeps(seq)] == [5, 7, 9, 11]

@@ -23,6 +23,7 @@ def recorded() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
     return {
         "judged_ns": judged,
         "made_ns": judged - np.array([50, 1, 1, 4, 50], np.int64) * SECOND,
+        "is_newest": np.array([True, True, True, False, True]),
         # start, end, CPU time of the thread, and the thread
         "slices": nanoseconds(
             (8.0, 9.0, 1.0, 7.0), (11.9, 12.0, 2.0, 7.0), (18.7, 19.0, 5.5, 7.0), (19.0, 20.0, 9.0, 7.0)
@@ -40,6 +41,7 @@ def test_only_the_window_counts() -> None:
     found = score(recorded(), WINDOW)
     assert found["frames_a_second"] == 0.3
     assert (found["frame_age_seconds_p50"], found["frame_age_seconds_p99"]) == (1.0, 3.94)
+    assert (found["messages_a_second"], found["newest_age_seconds_p99"]) == (0.2, 1.0)
     assert (found["tick_ms_p50"], found["tick_ms_p99"]) == (200.0, 298.0)
     assert (found["all_gangs_judged_ms_p50"], found["all_gangs_judged_ms_p99"]) == (650.0, 993.0)
     assert found["cycle_ms_p99"] == 250.0

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,12 +18,22 @@ from msgspec import structs
 
 from agent.schema.clock import SystemClock
 from agent.schema.frame import Frame, Layout
+from agent.schema.record_table import TABLE_TYPE
 from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed.credentials import Credentials
-from scheduler_feedback.feed.frame_rate import CALM_SECONDS, LEAST_SECONDS, MOST_EVERY, FrameRate, every_of
+from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
+from scheduler_feedback.feed.frame_rate import (
+    CALM_LATE_SECONDS,
+    CALM_SECONDS,
+    LEAST_SECONDS,
+    MOST_EVERY,
+    FrameRate,
+    every_of,
+    samples_of,
+)
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import small_frame, small_layout
 
@@ -43,7 +54,8 @@ def run(shares: list[float]) -> list[int]:
 
 def test_the_rate_follows_the_load() -> None:
     calm = int(CALM_SECONDS / LEAST_SECONDS)
-    assert run([0.5, 0.9, 0.9, 1.0]) == [1, 2, MOST_EVERY, MOST_EVERY]
+    assert run([0.5, 0.9, 0.9, 1.0, 1.0]) == [1, 2, 4, MOST_EVERY, MOST_EVERY]
+    assert run([0.9, 0.9, *[0.2] * int(CALM_LATE_SECONDS / LEAST_SECONDS)])[-2:] == [4, 2]
     assert run([0.9, *[0.2] * calm]) == [2, *[2] * (calm - 1), 1]
     assert run([0.9, *[0.2] * (calm - 1), 0.5, *[0.2] * (calm - 1), 0.2]) == [2, *[2] * (2 * calm - 1), 1]
 
@@ -61,15 +73,20 @@ def test_a_load_that_fits_at_half_the_rate_does_not_make_it_change_to_and_fro() 
 
 @pytest.mark.parametrize(
     ("every", "interval_seconds", "found"),
-    [(1, 1.0, 1), (4, 1.0, 4), (4, 2.0, 2), (4, 5.0, 1), (4, 60.0, 1), (4, 0.05, 4), (2, 0.0, 2)],
+    [(1, 1.0, 1), (8, 1.0, 8), (8, 2.0, 4), (8, 5.0, 1), (8, 60.0, 1), (8, 0.05, 8), (2, 0.0, 2)],
 )
-def test_streams_do_not_seem_silent(every: int, interval_seconds: float, found: int) -> None:
-    assert every_of(every, interval_seconds) == found
+def test_messages_come_at_least_every_eight_seconds(every: int, interval_seconds: float, found: int) -> None:
+    assert every_of(every, interval_seconds, most_samples=16) == found
+    assert every_of(every, interval_seconds) == min(2, found), "agents that send only the newest sample"
+
+
+def test_samples_are_at_most_two_frames_apart() -> None:
+    assert [every // samples_of(every) for every in (1, 2, 4, 8)] == [1, 2, 2, 2]
 
 
 @contextmanager
-def agent(node: str, security: Security | None = None) -> Iterator[str]:
-    """Serve an agent that makes 200 frames a second. Yield its URL."""
+def agent(node: str, security: Security | None = None, pause_seconds: float = 0.005) -> Iterator[str]:
+    """Serve an agent that makes a frame each `pause_seconds`. Yield its URL."""
     layout = structs.replace(small_layout(), node=node)
     newest: list[tuple[Layout, Frame]] = []
     listeners: list[Callable[[Layout, Frame], None]] = []
@@ -81,12 +98,13 @@ def agent(node: str, security: Security | None = None) -> Iterator[str]:
 
     def make() -> None:
         seq = 0
-        while not stopped.wait(0.005):
+        while not stopped.is_set():
             seq += 1
             frame = structs.replace(small_frame(layout, seq), node=node, record_seq=2 * seq)
             newest[:] = [(layout, frame)]
             for listener in list(listeners):
                 listener(layout, frame)
+            stopped.wait(pause_seconds)
 
     thread = threading.Thread(target=make)
     thread.start()
@@ -100,9 +118,10 @@ def agent(node: str, security: Security | None = None) -> Iterator[str]:
 
 
 def follow(
-    folder: Path, urls: dict[str, str], credentials: Credentials | None, watched: set[str]
-) -> tuple[Feed, dict[str, list[Frame]]]:
-    """Read each agent's frames until one has sent 30 that are four apart."""
+    folder: Path, urls: dict[str, str], credentials: Credentials | None, watched: set[str], gap: int = 4,
+    count: int = 30, feed_class: Callable[..., Feed] = Feed,
+) -> tuple[Feed, dict[str, list[Frame]]]:  # fmt: skip
+    """Read each agent's frames until one has sent `count` that are `gap` apart."""
     got: dict[str, list[Frame]] = {node: [] for node in urls}
     for node, url in urls.items():
         (folder / f"{node}.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": node, "url": url}))
@@ -110,12 +129,12 @@ def follow(
     def deliver(_layout: object, frame: Frame, _received_ns: int) -> None:
         got[frame.node].append(frame)
 
-    feed = Feed(folder, deliver, (), SystemClock(), credentials, watched=lambda: watched)
+    feed = feed_class(folder, deliver, (), SystemClock(), credentials, watched=lambda: watched)
 
     async def read() -> None:
         running = asyncio.ensure_future(feed.run())
         end = time.monotonic() + 30
-        while sum(gap == 4 for gap in gaps(got["n0"])) < 30 or any(len(one) < 60 for one in got.values()):
+        while gaps(got["n0"]).count(gap) < count or any(len(one) < 2 * count for one in got.values()):
             assert time.monotonic() < end, (feed.streams, {node: len(one) for node, one in got.items()})
             await asyncio.sleep(0.02)
         running.cancel()
@@ -148,9 +167,50 @@ def test_agents_leave_out_frames_but_no_records(tmp_path: Path) -> None:
     for frames in got.values():
         for before, after in pairwise(frames):
             count = len(before.table or before.records)
-            assert before.record_seq + count == after.record_seq
+            assert before.record_seq + count + before.left_out == after.record_seq
+    assert sum(len(frame.earlier) == 1 for frame in got["n0"]) >= 30, "the values of two of four frames"
     assert gaps(got["n1"]).count(4) < 5, "a node of a suspected gang sends every frame"
     assert ("gangwatch_feed_every", (), 4.0) in list(feed.measures())
+
+
+@pytest.mark.parametrize(
+    ("place", "replacement"),
+    [
+        ("exporter.server.reads_samples", lambda _: False),
+        ("scheduler_feedback.feed.stream_connection.SAMPLES_TYPE", TABLE_TYPE),
+    ],
+    ids=["an agent of an earlier release", "a controller of an earlier release"],
+)
+def test_with_an_earlier_release_every_second_frame_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, replacement: object
+) -> None:
+    """It gets neither messages with samples nor requests for them, which would end the stream."""
+    monkeypatch.setattr(place, replacement)
+    with agent("n0") as url:
+        feed, got = follow(tmp_path, {"n0": url}, None, set(), gap=2)
+    assert feed.streams["n0"].every == 2 and not feed.streams["n0"].complaint
+    assert not any(frame.earlier or frame.left_out for frame in got["n0"])
+
+
+def test_a_reader_process_asks_for_samples(tmp_path: Path) -> None:
+    with agent("n0") as one, agent("n1") as watched:
+        feed, got = follow(
+            tmp_path, {"n0": one, "n1": watched}, None, {"n1"}, feed_class=partial(FeedWithReaders, processes=1)
+        )
+    assert (feed.streams["n0"].every, feed.streams["n1"].every) == (4, 1)
+    assert sum(len(frame.earlier) == 1 for frame in got["n0"]) >= 30
+    for before, after in pairwise(got["n0"]):
+        assert before.record_seq + len(before.table or before.records) + before.left_out == after.record_seq
+
+
+def test_a_request_for_fewer_messages_extends_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent sends nothing for longer than the timeout at the rate before: it had fallen silent."""
+    monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.05)
+    with agent("n0", pause_seconds=0.1) as url:
+        feed, _ = follow(tmp_path, {"n0": url}, None, set(), count=2)
+    assert "fallen silent" not in caplog.text and feed.streams["n0"].every == 4
 
 
 def test_agents_with_tls_are_asked_too(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ FEEDBACK: tuple[Metric, ...] = (
            "Times the controller paused reading the agent's stream because it exceeded its rate.", "", (),
            "the feed"),
     Metric("gangwatch_feed_every", "gauge",
-           "1 if agents send every frame, N if they send each N-th one because the controller is busy.", "", (),
+           "1 if agents send every frame, N if one message for N frames because the controller is busy.", "", (),
            "the controller"),
     Metric("gangwatch_certificates_signed_total", "counter",
            "Certificate requests of agents by outcome (Kubernetes): signed, refused.", "", ("outcome",),

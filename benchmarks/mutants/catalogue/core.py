@@ -133,8 +133,8 @@ MUTANTS = (
         ("tests/core/test_consumption.py",),
     ),
     Mutant(
-        "core.telemetry.series.series_queue:SeriesQueue._fold",
-        "parts.append((cohort.kind._fold, self._counting.failed))",
+        "core.telemetry.series.series_queue:SeriesQueue.settle",
+        "fold_apart(cohort.kind._fold, some, self._counting.failed)",
         "pass",
         ("tests/core/test_counter_features.py",),
     ),
@@ -357,7 +357,7 @@ MUTANTS = (
     ),
     Mutant(
         "core.telemetry.steps.fleet_records:Attempts.take",
-        "max(0, expected - frame.record_seq)",
+        "max(0, expected - frame.record_seq - left_out)",
         "0",
         ("tests/core/test_fleet.py",),
     ),
@@ -366,6 +366,18 @@ MUTANTS = (
         "node.records_missed += max(0, frame.record_seq - expected)",
         "node.records_missed += frame.record_seq > expected",
         ("tests/core/test_fleet.py",),
+    ),
+    Mutant(
+        "core.telemetry.steps.fleet_records:Attempts.take",
+        "node._record_seq = frame.record_seq + count + left_out",
+        "node._record_seq = frame.record_seq + count",
+        ("tests/feed/test_batch_streams.py",),
+    ),
+    Mutant(
+        "core.telemetry.fleet:Fleet.observe",
+        "- 1 - len(earlier)",
+        "- 1",
+        ("tests/feed/test_batch_streams.py",),
     ),
     Mutant(
         "core.telemetry.steps.fleet_records:Attempts.of",

@@ -191,7 +191,7 @@ class Fleet:
 
         received_ns: time of receipt on the receiver's monotonic clock.
         superseded: whether the same agent's next frame has already arrived. The counters of that frame cover both
-        seconds, so only the records of this frame are used.
+        seconds, so only the records of this frame are used. The values of its earlier samples are used too.
 
         Raises FrameError, without any change, if the frame does not fit its layout or names another node. Invalid
         records are refused one by one and counted.
@@ -212,9 +212,14 @@ class Fleet:
         if (same_machine and monotonic_ns < node.monotonic_ns) or (continues and seq <= node.seq):
             node.frames_refused += 1
             return False
+        earlier = frame.earlier
         if continues:
             if seq - node.seq != 1:
-                node.frames_missed += seq - node.seq - 1
+                if earlier:
+                    earlier = tuple(
+                        one for one in earlier if one.seq > node.seq and one.monotonic_ns >= node.monotonic_ns
+                    )
+                node.frames_missed += seq - node.seq - 1 - len(earlier)
         else:
             if not same_machine:
                 self._move(node, frame.boot_id)
@@ -253,6 +258,10 @@ class Fleet:
         if events:
             self._series.add_events(node, layout, frame, events)
         if whole:
+            left = len(earlier)
+            for sample in earlier:
+                self._series.add(node, sample, continues, left)
+                continues, left = True, left - 1
             self._series.add(node, frame, continues)
         elif events:
             self._series.compare(node, frame, continues)

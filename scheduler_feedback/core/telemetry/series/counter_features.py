@@ -266,6 +266,11 @@ class Kind:
                 values[np.ix_(at, counted.wired.target)] = counted.rates(
                     rows[at], batch.counters[at], batch.valid[at], elapsed_ns[at], goes_on[at]
                 )
+            # Nothing has read the features of the message's earlier samples, which may have the newest rates.
+            if (kept := ~new & batch.lasts).any():
+                at = np.flatnonzero(kept)
+                target = counted.wired.target
+                values[np.ix_(at, target)] = self.values[rows[at]].reshape(len(at), -1)[:, target]
         self._before_ns[rows] = at_ns
         self._known[rows] = True
 

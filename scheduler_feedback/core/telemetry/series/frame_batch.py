@@ -40,11 +40,13 @@ class Batch:
     """k frames of k different nodes with equal numbers of tiers, gauges and counters.
 
     continues: for each frame, whether the node's last frame is of the same boot and agent process. numbers: place of
-    each frame in the order of all processed frames.
+    each frame in the order of all processed frames. lasts: for each frame, whether it is the newest of several samples
+    in one message.
     """
 
     __slots__ = (
-        "_continues", "_counters", "_gauges", "_tier_ns", "_valid", "continues", "frames", "nodes", "numbers",
+        "_continues", "_counters", "_gauges", "_tier_ns", "_valid", "continues", "frames", "lasts", "nodes",
+        "numbers",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +54,7 @@ class Batch:
     ) -> None:
         self.nodes, self.frames, self.numbers = nodes, frames, numbers
         self.continues = np.array(continues, np.bool_)
+        self.lasts = np.zeros(len(frames), np.bool_)
         self._gauges: npt.NDArray[np.float64] | None = None
         self._counters: npt.NDArray[np.uint64] | None = None
         self._valid: npt.NDArray[np.bool_] | None = None
@@ -92,12 +95,14 @@ class Batch:
         """Return the batch of the frames at these places."""
         if len(places) == len(self):
             return self
-        return Batch(
+        some = Batch(
             [self.nodes[place] for place in places],
             [self.frames[place] for place in places],
             [bool(self.continues[place]) for place in places],
             [self.numbers[place] for place in places],
         )
+        some.lasts = self.lasts[list(places)]
+        return some
 
 
 def fold_apart(fold: Callable[[Batch], None], batch: Batch, failed: list[Failed]) -> None:

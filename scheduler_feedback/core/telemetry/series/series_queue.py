@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from agent.schema.frame import AnyLayout, EventRecord, Frame
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
 from scheduler_feedback.core.telemetry.series.consumption import Consumption, Places
@@ -20,12 +22,17 @@ from scheduler_feedback.core.telemetry.series.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.series.watched_columns import WatchedColumns
 
 MOST_QUEUED = 256
-"""Maximum number of queued frames. During a dozen operations, 256 rows of 250 columns fit in a processor's second-level
-cache."""
+"""Maximum number of queued frames, not counting earlier samples. Of each node, one is processed at a time. During a
+dozen operations, 256 rows of 250 columns fit in a processor's second-level cache."""
 
 
-_Queued = tuple[NodeView, Frame, bool]
-"""A node, its frame, and whether the node's last frame is of the same boot and agent process."""
+FEATURE_SAMPLES = 2
+"""Number of samples of a message from which features are computed: the newest, and the one before it, for the rates of
+counters. Features of older ones would be replaced before anything reads them."""
+
+_Queued = tuple[NodeView, Frame, bool, int, bool]
+"""A node, its frame, whether the node's last frame is of the same boot and agent process, the number of newer samples
+in the same message, and whether there are older ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -47,7 +54,7 @@ class SeriesQueue:
         self._counting, self._consumption, self._occurrences = counting, consumption, occurrences
         self._cohorts: WeakValueDictionary[tuple[object, ...], Cohort] = WeakValueDictionary()
         self._queue: list[_Queued] = []
-        self._number = 0
+        self._number = self._messages = 0
         self._batches = 0
 
     def read(self, node: NodeView, layout: AnyLayout, frame: Frame) -> None:
@@ -64,14 +71,15 @@ class SeriesQueue:
             cohort = self._cohorts[key] = Cohort(counts.kind, places, columns)
         node._cohort, node._series_id = cohort, layout.layout_id
 
-    def add(self, node: NodeView, frame: Frame, continues: bool) -> None:
+    def add(self, node: NodeView, frame: Frame, continues: bool, later: int = 0) -> None:
         """Queue a frame with the node's layout. continues: whether the node's last frame is of the same boot and agent
-        process."""
-        queue = self._queue
-        queue.append((node, frame, continues))
+        process. later: number of samples in the same message that are newer."""
+        self._queue.append((node, frame, continues, later, not later and bool(frame.earlier)))
         node._queued = self._batches
-        if len(queue) >= MOST_QUEUED:
-            self.settle()
+        if not later:
+            self._messages += 1
+            if self._messages >= MOST_QUEUED:
+                self.settle()
 
     def add_events(self, node: NodeView, layout: AnyLayout, frame: Frame, events: Sequence[EventRecord]) -> None:
         """Add the device events that a frame's records report. They precede those that its series show."""
@@ -102,11 +110,11 @@ class SeriesQueue:
         """Process all queued frames. Frames of the same node are processed in order."""
         if not self._queue:
             return
-        queue, self._queue = self._queue, []
+        queue, self._queue, self._messages = self._queue, [], 0
         number = self._number
         self._number += len(queue)
         self._batches += 1
-        nodes, frames, continues = zip(*queue, strict=True)
+        nodes, frames, continues, later, lasts = zip(*queue, strict=True)
         whole = Batch(nodes, frames, continues, range(number, self._number))
         left: Sequence[int] = range(len(queue))
         while left:
@@ -118,14 +126,18 @@ class SeriesQueue:
                 alike.setdefault(nodes[place]._cohort, []).append(place)
             for cohort, places in alike.items():
                 assert isinstance(cohort, Cohort)
-                self._fold(cohort, whole.only(places))
+                featured = [place for place in places if later[place] < FEATURE_SAMPLES]
+                batch = whole.only(places)
+                if cohort.kind is not None and featured:
+                    some = batch if len(featured) == len(places) else whole.only(featured)
+                    some.lasts = np.array([lasts[place] for place in featured], np.bool_)
+                    fold_apart(cohort.kind._fold, some, self._counting.failed)
+                self._fold(cohort, batch)
             done = set(now) if len(now) < len(left) else left
             left = [place for place in left if place not in done]
 
     def _fold(self, cohort: Cohort, batch: Batch) -> None:
         parts: list[tuple[Callable[[Batch], None], list[Failed]]] = []
-        if cohort.kind is not None:
-            parts.append((cohort.kind._fold, self._counting.failed))
         for position, places in enumerate(cohort.places):
             parts.append((partial(places._fold, position), self._consumption.failed))
         parts.append((partial(self._occurrences.fold, cohort.columns), self._occurrences.failed))

@@ -174,7 +174,7 @@ class Attempts:
                     if gang.left:
                         break
                 else:
-                    node._record_seq += len(records)
+                    node._record_seq += len(records) + frame.left_out
                     self.tables.add_again(node, frame.monotonic_ns, received_ns)
                     return ()
             elif self._queued(node, frame, node._record_seq, received_ns):
@@ -186,13 +186,14 @@ class Attempts:
         records = frame.records if table is None else table
         count = len(records)
         expected = node._record_seq if continues else None
-        if not count and continues:
+        left_out = frame.left_out
+        if not count and continues and not left_out:
             node._records = node._opened = ()
             return ()
-        known = 0 if expected is None or not count else max(0, expected - frame.record_seq)
-        if expected is not None and count:
+        known = 0 if expected is None or not count else max(0, expected - frame.record_seq - left_out)
+        if expected is not None and (count or left_out):
             node.records_missed += max(0, frame.record_seq - expected)
-        node._record_seq = frame.record_seq + count
+        node._record_seq = frame.record_seq + count + left_out
         if table is None:
             return self._take(node, frame, frame.records[known:], received_ns)
         self._take_table(node, frame, table if not known else table.after(known), received_ns)
@@ -208,7 +209,7 @@ class Attempts:
         if not (table.rows and gang.changes == known.changes and self._allowed_again(node, known, received_ns)):
             return False
         node.records_missed += frame.record_seq - expected
-        node._record_seq = frame.record_seq + len(table)
+        node._record_seq = frame.record_seq + len(table) + frame.left_out
         self.tables.add(node, frame, known, table, received_ns)
         return True
 
