@@ -25,7 +25,7 @@ def layout(node: str, rank: int, attempt: int = 1, switch: str = "0:9", nic: str
     gpu, address = f"GPU-{node}", f"0:{rank}"
     gauges = (
         Column("gangwatch_gpu_owner_info", (*member, ("gpu", gpu), ("rank", str(rank)))),
-        Column("gangwatch_gpu_info", (("gpu", gpu), ("pci_address", address))),
+        Column("gangwatch_gpu_info", (("gpu", gpu), ("model", f"model of {node}"), ("pci_address", address))),
         Column("gangwatch_topology_rail_info",
                (("nic", nic), ("pci_address", address), ("rail", str(rank)), ("switch", switch))),
         Column("gangwatch_gpu_sm_clock_hertz", (("gpu", gpu),)),
@@ -60,6 +60,13 @@ class Site:
         for node in nodes or BOOTED:
             one = self.frame(node, second, clock)
             assert self.fleet.observe(self.layouts[node], one, one.wall_ns)
+
+
+def test_the_shape_names_the_model_of_each_gpu() -> None:
+    site = Site()
+    site.sends(1)
+    [job] = site.look.next(WALL + SECOND).jobs
+    assert job.shape.models == ("model of n0", "model of n1")
 
 
 def test_all_times_are_on_the_wall_clock_whenever_a_node_was_booted() -> None:

@@ -13,8 +13,9 @@ import pytest
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_detection
 from scheduler_feedback.detectors.steps.baseline import learn
+from scheduler_feedback.detectors.steps.places import middle_of_equals, places
 from scheduler_feedback.detectors.straggler.shown_from_start import learn_shown
-from tests.detectors.gang_windows import where_of, windows_of
+from tests.detectors.gang_windows import shape_of, where_of, windows_of
 from tests.detectors.test_detectors import Job, course, verdicts
 
 RANKS = 16
@@ -61,6 +62,27 @@ def test_a_node_that_is_as_slow_as_several_others_is_of_another_model(alike: int
     watched.baseline = replace(watched.baseline, from_start=np.zeros(64, np.bool_))
     learn_shown(watched, watched.baseline, lambda rank: Cause.POWER if where.index[rank] == 0 else Cause.UNKNOWN)
     assert np.unique(where.index[watched.baseline.from_start]).tolist() == accused
+
+
+@pytest.mark.parametrize("models", [(), ("A100", "H100"), ("H100", "H100"), ("", "H100")])
+def test_a_node_with_gpus_of_another_model_is_not_compared_with_the_others(models: tuple[str, ...]) -> None:
+    """Of its counters, the limited power is as usual for the model."""
+    job = Job(ranks=RANKS, nodes=4)
+    if models:
+        job.shape = replace(job.shape, models=tuple(np.where(NODE, *models).tolist()))
+    job.work = lambda second: np.where(NODE, 1.4, 0.7)
+    job.feature["power_throttle"] = lambda second: np.where(NODE, 0.5, 0.0)
+    accused = [one for one in verdicts(course(make_detection(), [job], 60)) if one.kind is Kind.STRAGGLER]
+    assert bool(accused) == (models != ("A100", "H100"))
+
+
+def test_a_rank_is_compared_with_ranks_of_its_role_and_model() -> None:
+    stage, model = np.arange(16) // 8, np.tile(np.repeat([0, 1], 4), 2)
+    shape = replace(shape_of(16, stage=stage.tolist()), models=tuple(f"m{one}" for one in model))
+    values = stage * 10.0 + model
+    assert np.array_equal(middle_of_equals(values, places(shape)), values)
+    lone = replace(shape, models=("m2", *shape.models[1:]))
+    assert np.isnan(middle_of_equals(values, places(lone))[:4]).all(), "its model, and three of the other, are too few"
 
 
 @pytest.mark.parametrize(

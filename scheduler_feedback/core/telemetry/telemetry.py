@@ -171,10 +171,12 @@ class Shape:
     sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each known kind of RESOURCES: name of each rank's resource, unique in the cluster. If the kind is missing or
     the name is empty, the resource is unknown. Ranks of two jobs with the same name share the resource."""
+    models: tuple[str, ...] = ()
+    """Model of each rank's GPU ('NVIDIA H100 80GB HBM3'); '' if unknown. Empty if no model is known."""
 
     def __post_init__(self) -> None:
         count = len(self.ranks)
-        for name in ("nodes", "gpus", "nics"):
+        for name in ("nodes", "gpus", "nics", "models"):
             if len(getattr(self, name)) not in ((count,) if name == "nodes" else (0, count)):
                 raise ValueError(f"shape of {self.job}: {len(getattr(self, name))} {name} for {count} ranks")
         for name in ("data", "stage", "tensor", "expert", "rail"):

@@ -276,8 +276,9 @@ class Look:
         coordinates = self._coordinates(gang, nodes)
         if len(old) == len(gang) and old.attempt == gang.attempt and old.nodes == gang.nodes:
             gpus = tuple(devices.get(rank, NO_DEVICE).gpu for rank in gang.ranks)
+            models = tuple(devices.get(rank, NO_DEVICE).model for rank in gang.ranks)
             unmoved = all(np.array_equal(old.coordinate(name), values) for name, values in coordinates.items())
-            if (not devices or old.gpus == gpus) and unmoved:
+            if (not devices or (old.gpus, old.models) == (gpus, models)) and unmoved:
                 return old
         known = [devices.get(rank, NO_DEVICE) for rank in gang.ranks] if devices else []
         # Virtual nodes share a machine with each other and with other programs, so no disturbing job can be identified.
@@ -295,7 +296,8 @@ class Look:
                 sharing["uplink"] = uplinks
         return Shape(
             gang.name, gang.attempt, np.array(gang.ranks, np.int64), gang.nodes, tuple(one.gpu for one in known),
-            tuple(one.nic for one in known), rail=rails, sharing=sharing, **coordinates,
+            tuple(one.nic for one in known), rail=rails, sharing=sharing, models=tuple(one.model for one in known),
+            **coordinates,
         )  # fmt: skip
 
     def _of(self, gang: Gang, touched: set[str]) -> _Seen:

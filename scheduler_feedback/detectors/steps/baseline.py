@@ -15,7 +15,7 @@ from scheduler_feedback.core.telemetry.series.consumption_trail import CONSUMED,
 from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.detectors.stats.medians import median, median_of_others
 from scheduler_feedback.detectors.stats.spread import spread
-from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_others, middle_of_peers
+from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_equals, middle_of_others
 from scheduler_feedback.detectors.steps.windows import LEAST_COMPUTE, Window, join
 
 SKIPPED_STEPS = 3
@@ -260,7 +260,7 @@ def _apart(window: Window, step_seconds: float, where: Places) -> FloatArray:
     """Return by how much longer each rank computes than its peers in a window, as a logarithm: [n]; minus infinity if
     it has too few peers."""
     row = log_compute(window.compute, step_seconds)
-    result: FloatArray = row - np.nan_to_num(middle_of_peers(row, where), nan=np.inf)
+    result: FloatArray = row - np.nan_to_num(middle_of_equals(row, where), nan=np.inf)
     return result
 
 
@@ -269,11 +269,11 @@ def _slow_from_start(
 ) -> tuple[npt.NDArray[np.bool_], FloatArray]:
     """Return which ranks are slow from the start, and each rank's expected healthy compute time."""
     place = usual_log if role is None else usual_log - role
-    expected = middle_of_peers(place, where) if role is None else middle_of_others(place, where)
+    expected = middle_of_equals(place, where) if role is None else middle_of_others(place, where)
     residual = np.nan_to_num(place - expected, nan=-np.inf)
     threshold = FROM_START_PEERS if role is None else FROM_START_SELF
     slow = np.zeros(len(usual_log), np.bool_)
-    for members in where.roles if role is None else (np.arange(len(usual_log)),):
+    for members in (where.alike or where.roles) if role is None else (np.arange(len(usual_log)),):
         few = role is None and len(members) < SMALL_ROLE
         for rank in members[residual[members] >= threshold].tolist():
             others = np.delete(residual, rank) if few else place[members[members != rank]]
@@ -313,7 +313,7 @@ def _outlier(usual_log: FloatArray, where: Places) -> tuple[int, float] | None:
         if len(members) < LEAST_PEERS:
             break
         on_node[members] = median_of_others(usual_log[members])
-    for usual in (middle_of_peers(usual_log, where), on_node):
+    for usual in (middle_of_equals(usual_log, where), on_node):
         worst = _alone_above(usual_log - usual)
         if worst is not None:
             return worst, float(usual[worst])

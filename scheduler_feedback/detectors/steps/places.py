@@ -40,6 +40,8 @@ class Places:
     in the sorted array."""
     node_grid: npt.NDArray[np.intp] | None
     """Indices of the ranks by role and node, [roles, nodes, ranks]; None if the numbers of nodes or ranks differ."""
+    alike: tuple[npt.NDArray[np.intp], ...] = ()
+    """Indices of the ranks with the same role and GPU model; empty if all GPUs are of one model, or unknown."""
 
     def on_one_node(self, rank: int) -> bool:
         """Return whether all ranks of the role of the rank with this index are on one node."""
@@ -75,7 +77,17 @@ def places(shape: Shape) -> Places:
         if (apart == apart[0]).all():
             node_grid = np.stack([order for order, _, _ in by_node]).reshape(len(roles), -1, int(apart[0]))
     named = tuple(str(name) for name in names)
-    return Places(named, index, role, roles, known, grid, sizes >= LEAST_PEERS, tuple(by_node), node_grid)
+    alike = _alike(shape, role)
+    return Places(named, index, role, roles, known, grid, sizes >= LEAST_PEERS, tuple(by_node), node_grid, alike)
+
+
+def _alike(shape: Shape, role: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], ...]:
+    """Return the indices of the ranks with the same role and GPU model; empty unless several models are known."""
+    if len(set(shape.models) - {""}) < 2:
+        return ()
+    _, model = np.unique(np.asarray(shape.models), return_inverse=True)
+    _, group = np.unique(role * (int(model.max()) + 1) + model, return_inverse=True)
+    return tuple(np.flatnonzero(group == number) for number in range(int(group.max()) + 1))
 
 
 def middle_of_others(values: FloatArray, where: Places) -> FloatArray:
@@ -99,6 +111,18 @@ def middle_of_others_of(values: FloatArray, where: Places, rank: int) -> float:
 def middle_of_peers(values: FloatArray, where: Places) -> FloatArray:
     """Return for each rank the median of the other ranks of its role, [n ranks]; NaN if the role is too small."""
     return _of_roles(values, where)
+
+
+def middle_of_equals(values: FloatArray, where: Places) -> FloatArray:
+    """Return for each rank the median of the other ranks of its role and GPU model, [n ranks]; NaN if there are too
+    few. GPUs of different models do not compute equally fast, even if none is at fault."""
+    if not where.alike:
+        return _of_roles(values, where)
+    result = np.full_like(values, np.nan)
+    for members in where.alike:
+        if len(members) >= LEAST_PEERS:
+            result[members] = median_of_others(values[members])
+    return result
 
 
 def _of_roles(values: FloatArray, where: Places) -> FloatArray:

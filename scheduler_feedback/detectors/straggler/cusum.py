@@ -13,7 +13,7 @@ from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.stats.group_intersection import SLOW_SHARE
 from scheduler_feedback.detectors.stats.spread import spread, spread_of_others
 from scheduler_feedback.detectors.steps.baseline import SPREAD_FLOOR, Baseline, log_compute
-from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_others, middle_of_peers
+from scheduler_feedback.detectors.steps.places import LEAST_PEERS, Places, middle_of_equals, middle_of_others
 from scheduler_feedback.detectors.steps.windows import Window
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged, slow_windows, stopped_again
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, RECENT_WINDOWS, GangState
@@ -128,7 +128,7 @@ def _sigmas(watched: GangState, baseline: Baseline, window: Window, switches: Sw
     shift = now - log_compute(baseline.reference, baseline.step_seconds)
     watched.add_shift(shift)
     residual = shift - middle_of_others(shift, watched.where)
-    peers = now - middle_of_peers(now, watched.where)
+    peers = now - middle_of_equals(now, watched.where)
     if not switches.self_residual:
         residual = np.where(np.isnan(peers), 0.0, peers)
     residual = np.where(baseline.from_start, residual, np.fmin(residual, peers))

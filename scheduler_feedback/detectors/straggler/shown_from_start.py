@@ -16,7 +16,7 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.steps.baseline import NODE_SHARE, Baseline, log_compute
-from scheduler_feedback.detectors.steps.places import middle_of_peers
+from scheduler_feedback.detectors.steps.places import middle_of_equals
 from scheduler_feedback.detectors.straggler.gang_state import GangState
 
 LEAST_SLOWER = math.log(1.05)
@@ -71,7 +71,7 @@ def learn_shown(watched: GangState, baseline: Baseline, shown: Callable[[int], C
         return
     where = watched.where
     logs = log_compute(baseline.compute, baseline.step_seconds)
-    usual = middle_of_peers(logs, where)
+    usual = middle_of_equals(logs, where)
     excess = np.nan_to_num(logs - usual)
     slower = excess >= LEAST_SLOWER
     of_node = np.zeros(len(where.names))

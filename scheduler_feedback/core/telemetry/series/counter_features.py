@@ -286,6 +286,8 @@ class Device(NamedTuple):
     """Rail of the NIC; -1 if unknown."""
     switch: str = ""
     """PCIe switch of the GPU ('node-3/0000:16:00.0'); '' if unknown."""
+    model: str = ""
+    """Model of the GPU ('NVIDIA H100 80GB HBM3'); '' if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +380,7 @@ def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Place
     """Return the ranks of a node, the devices of each rank, and the ranks that use each owner of series (such as a
     GPU).
     """
-    owners, address_of, devices_at = _relations(layout.gauges)
+    owners, address_of, devices_at, models = _relations(layout.gauges)
     found: dict[Member, str] = {}
     for column in layout.counters:
         if column.metric in ("gangwatch_rank_cpu_seconds_total", "gangwatch_rank_steps_total"):
@@ -390,7 +392,13 @@ def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Place
     here = {uuid: devices_at.get(address_of.get(uuid, ""), Device()) for uuid in owners}
     switches = {name: f"{layout.node}/{name}" for name in {one.switch for one in here.values()} if name}
     devices = tuple(
-        Device(uuid, f"{layout.node}/{one.nic}" if one.nic else "", one.rail, switches.get(one.switch, ""))
+        Device(
+            uuid,
+            f"{layout.node}/{one.nic}" if one.nic else "",
+            one.rail,
+            switches.get(one.switch, ""),
+            models.get(uuid, ""),
+        )
         for uuid, one in ((uuid, here.get(uuid, Device())) for uuid in found.values())
     )
     places: _Places = {("host", ""): list(range(len(found)))}
@@ -405,12 +413,13 @@ def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Place
 
 def _relations(
     gauges: Iterable[Column],
-) -> tuple[dict[str, Member], dict[str, str], dict[str, Device]]:
-    """Return three dicts: GPU UUID -> rank, GPU UUID -> PCI address, and PCI address -> devices next to the GPU. The
-    devices have the names that the node uses."""
+) -> tuple[dict[str, Member], dict[str, str], dict[str, Device], dict[str, str]]:
+    """Return four dicts: GPU UUID -> rank, GPU UUID -> PCI address, PCI address -> devices next to the GPU, and GPU
+    UUID -> model of the GPU. The devices have the names that the node uses."""
     owners: dict[str, Member] = {}
     address_of: dict[str, str] = {}
     devices_at: dict[str, Device] = {}
+    models: dict[str, str] = {}
     for column in gauges:
         labels = dict(column.labels)
         if column.metric == "gangwatch_gpu_owner_info":
@@ -419,6 +428,7 @@ def _relations(
                 owners.setdefault(intern(labels["gpu"]), member)  # one string object per GPU
         elif column.metric == "gangwatch_gpu_info":
             address_of[labels.get("gpu", "")] = labels.get("pci_address", "")
+            models[labels.get("gpu", "")] = intern(labels.get("model", ""))  # one string object per model
         elif column.metric == "gangwatch_topology_rail_info":
             rail = labels.get("rail", "")
             devices_at[labels.get("pci_address", "")] = Device(
@@ -426,7 +436,7 @@ def _relations(
                 rail=int(rail) if rail.isdecimal() else -1,
                 switch=labels.get("switch", ""),
             )
-    return owners, address_of, devices_at
+    return owners, address_of, devices_at, models
 
 
 def _coordinates(gauges: Iterable[Column]) -> Iterator[tuple[Member, tuple[int, ...]]]:

@@ -103,7 +103,16 @@ def shape_of(course: Course, known_topology: bool = True) -> Shape:
         expert,
         place.rail,
         sharing,
+        models_of(course),
     )
+
+
+def models_of(course: Course) -> tuple[str, ...]:
+    """Return the model of each rank's GPU."""
+    usual, other = course.plan.model, course.traits.other_model
+    if course.variation is None or other is None:
+        return (usual.name,) * course.plan.gpus
+    return tuple(other.name if differs else usual.name for differs in course.variation.other.tolist())
 
 
 class World:
