@@ -248,6 +248,7 @@ def commit(context: CycleContext, happened: bool) -> Outcome:
     index.settle()
     index.note_pending()
     index.update_expected_restarts(index.claimants)  # the gangs on their slots may have been asked to stop just now
+    index.released = set()
     state.idle = not (index.grown or index.changed or index.fresh)
     forget_the_oldest(state, index)
     if index.plan_or_none is not None:

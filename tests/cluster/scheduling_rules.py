@@ -179,6 +179,7 @@ NOT_DERIVED = frozenset(
     {
         "changed",
         "fresh",
+        "released",
         "grown",
         "unsettled",
         "appointed",

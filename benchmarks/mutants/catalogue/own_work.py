@@ -134,8 +134,8 @@ MUTANTS = (
     Mutant("detectors.steps.baseline:_outlier", "len(usual_log) < MANY_RANKS", "True", _BASELINE),
     Mutant(
         "detectors.steps.baseline:_outlier",
-        "(middle_of_peers(usual_log, where), on_node)",
-        "(middle_of_peers(usual_log, where),)",
+        "(middle_of_equals(usual_log, where), on_node)",
+        "(middle_of_equals(usual_log, where),)",
         _BASELINE,
     ),
     Mutant("detectors.steps.baseline:_alone_above", "if len(residual) >= MANY_RANKS", "if True", _BASELINE),

@@ -45,6 +45,7 @@ class TrackedJobs(HeldSlots):
         "ended",
         "excluders",
         "fresh",
+        "released",
         "hopeless",
         "line",
         "opportunists",
@@ -106,6 +107,8 @@ class TrackedJobs(HeldSlots):
         """Heap of timeouts of single jobs and nodes: (instant, job id; '' for a node)."""
         self.fresh: set[str] = set()
         """Ids of jobs that were added to the queue since the last scheduling pass."""
+        self.released: set[str] = set()
+        """Ids of jobs that came into the queue in this cycle because another job changed: one that they depend on."""
         self.unsettled = False
         """Whether nodes have changed since the last call of ``settle``."""
         self.appointed = False
@@ -171,7 +174,10 @@ class TrackedJobs(HeldSlots):
         for job_id in others:
             other = self.state.jobs[job_id]
             if other.state is JobState.PENDING and other is not job:
+                waited = job_id not in self.line
                 self._update_alone(other)
+                if waited and job_id in self.line:
+                    self.released.add(job_id)
 
     def _update_alone(self, job: Job) -> None:
         job_id = job.job_id

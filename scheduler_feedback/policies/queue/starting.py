@@ -78,6 +78,7 @@ def replan(context: CycleContext) -> None:
     """Run a preemption pass: stop gangs for jobs that go ahead of them, and start these jobs if slots are free."""
     index = context.index
     index.mark_evaluated()
+    index.released = set()
     _keep(context, None)
     chosen, spare = preemption.choose(context)
     for job in chosen:
@@ -93,9 +94,8 @@ def replan(context: CycleContext) -> None:
             start(context, job, slots, "started", "chosen by the preemption pass")
     if context.state.policy.divides:
         _start_beside(context)
-    fresh = index.fresh  # jobs that waited for a start: the next cycle evaluates them
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
-    index.fresh = fresh
+    index.fresh = {job_id for job_id in index.released if job_id in index.line}  # the next cycle evaluates them
 
 
 def _start_beside(context: CycleContext) -> None:
