@@ -318,7 +318,7 @@ class Ordeal:
             check_index(self.state)
         if self.cycles % DERIVED == 0:
             check_metrics(self.state)
-        if self.cycles % SETTLED == 0 and self.state.idle and self.policy.order is not Order.THEMIS:
+        if self.cycles % SETTLED == 0 and self.state.idle and self._settles():
             check_timeouts(self.state, 0, True)
         for entry in outcome.entries:
             self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
@@ -633,6 +633,11 @@ class Ordeal:
         assert not outcome.changed and not outcome.actions and not outcome.entries, (outcome, self.state.idle)
         before.cycle += 1
         assert self.state == before
+
+    def _settles(self) -> bool:
+        """Return whether another evaluation at the same time must decide nothing. The order `themis` changes with
+        time."""
+        return self.policy.order is not Order.THEMIS
 
     def _observations(self) -> tuple[Event, ...]:
         """Return what the backend reports after a restart."""

@@ -10,7 +10,7 @@ from scheduler_feedback import cycle
 from scheduler_feedback.core.events import CancelRequested, NodeSeen
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.mig import MODELS, named
-from scheduler_feedback.core.state import Backfilling, Cell, Policy, Queue
+from scheduler_feedback.core.state import Backfilling, Cell, Order, Policy, Queue
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.mig.starts import best_start, free_starts, room_for
 from tests.cluster.cycle_world import World
@@ -155,6 +155,18 @@ def test_a_node_that_reports_other_profiles_gives_no_room_beside_old_instances()
     world.cycle(NodeSeen("n0", 1, mig_profiles=MODELS["H200-141GB"]))
     other = world.submit(1, mig_profile="1g.18gb")
     assert world.state.jobs[other].state is JobState.PENDING
+
+
+def test_a_preemption_pass_counts_each_instance_in_the_queue_limit() -> None:
+    """A pass chose a job that its queue's limit held back, and left no room for the next (seed 4500003)."""
+    queues = (Queue("a", limit=2),)
+    world = cluster(
+        2, Policy(mig=True, order=Order.FIFO, preempt=True, queues=queues, default_time_limit_seconds=100.0)
+    )
+    world.submit(1, queue="a", mig_profile="1g.10gb")
+    wide, narrow = (world.submit(ranks, queue="a", mig_profile="1g.10gb") for ranks in (3, 1))
+    states = [world.state.jobs[job].state.holds_slots for job in (wide, narrow)]
+    assert states == [False, True]
 
 
 # --- requests and sentences ------------------------------------------------------------------------------------------

@@ -114,8 +114,9 @@ def choose(context: CycleContext) -> tuple[list[Job], int]:
         job = state.jobs[key[-1]]
         waits = job.state is JobState.PENDING
         ranks = index.plan.topology.slots_needed(job.spec) if waits else _counted(index, job)
+        counted = job.spec.min_ranks or job.spec.ranks  # in its queue, each MIG instance counts as a slot
         kept_free = 0 if not unlent or may_borrow(job.spec) else unlent
-        if waits and (job.not_before_ns > now_ns or index.shares.room(job.spec.queue, ranks) is not None):
+        if waits and (job.not_before_ns > now_ns or index.shares.room(job.spec.queue, counted) is not None):
             continue
         if ranks <= left - kept_free or (ranks <= left and not waits):
             left -= ranks  # a pending job counts with its minimum: no gang is stopped to give another more than that
@@ -124,10 +125,10 @@ def choose(context: CycleContext) -> tuple[list[Job], int]:
             chosen.append(job)
             kept.add(job.job_id)
             if waits:  # counts at once against its queues' limits for the jobs after it
-                index.shares.use(job.spec.queue, ranks)
-                used.append((job.spec.queue, ranks))
-    for queue, ranks in used:
-        index.shares.use(queue, -ranks)
+                index.shares.use(job.spec.queue, counted)
+                used.append((job.spec.queue, counted))
+    for queue, counted in used:
+        index.shares.use(queue, -counted)
     # Stopping a gang that runs on unavailable nodes only would free no usable slots.
     passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
     stopped = [job for job in passed_over if _counted(index, job)]
