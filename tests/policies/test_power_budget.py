@@ -203,6 +203,13 @@ def test_gangs_wait_for_power_in_order() -> None:
     assert [world.job_state(one) for one in (large, small)] == [JobState.RUNNING] * 2
 
 
+def test_a_gang_leaves_power_only_to_gangs_ahead_of_it() -> None:
+    """It was left to all that waited, until the next event (benchmarks.invariants, seed 4800008)."""
+    world, _ = fixed_world(4 * MOST + 4 * IDLE + 120.0)
+    large, urgent = world.submit(3, 1000.0), world.submit(1, 1000.0, priority=1)
+    assert [world.job_state(one) for one in (large, urgent)] == [JobState.PENDING, JobState.STARTING]
+
+
 def test_no_gang_starts_on_gpus_of_unknown_power() -> None:
     world = PowerWorld({"n0": 2}, Policy(power_budget_watts=1000.0))
     world.state.nodes["n0"].devices = ("GPU-0", "GPU-1")

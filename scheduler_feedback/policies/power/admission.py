@@ -15,6 +15,7 @@ from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.power.account import account_of
 from scheduler_feedback.policies.power.gpus import TINY, gpus_of, in_force, never_fits
+from scheduler_feedback.policies.queue.order import key_of
 
 RETRY_SECONDS = 5.0
 """Time after which a gang that would share slots tries again to start within the budget."""
@@ -55,7 +56,7 @@ def delayed(context: CycleContext, job: Job, slots: tuple[Slot, ...]) -> bool:
     state, index = context.state, context.index
     if not in_force(state) or (job.claim and tuple(job.claim) == slots):  # ``restart_moved`` has asked
         return False
-    why = refusal(state, index, slots) or refusal(state, index, slots, waiting_need_watts(state, index))
+    why = refusal(state, index, slots) or refusal(state, index, slots, waiting_need_watts(state, index, job))
     if not why:
         return False
     is_probe = job.spec.kind is JobKind.PROBE  # it waits without slots, and its node takes no other job meanwhile
@@ -71,16 +72,16 @@ def delayed(context: CycleContext, job: Job, slots: tuple[Slot, ...]) -> bool:
     return True
 
 
-def waiting_need_watts(state: State, index: SchedulingIndex, but: str = "") -> float:
-    """Return the watts that pending gangs need which have reserved free slots. but: id of a gang that does not
-    count."""
+def waiting_need_watts(state: State, index: SchedulingIndex, job: Job) -> float:
+    """Return the watts that pending gangs ahead of the job need which have reserved free slots."""
     if not index.claimants:
         return 0.0
-    account = account_of(state, index)
+    account, key = account_of(state, index), key_of(state, job)
+    waiting = (state.jobs[one] for one in index.claimants if one != job.job_id)
     return sum(
-        account.need_watts(state.jobs[one].claim)
-        for one in index.claimants
-        if one != but and state.jobs[one].state is JobState.PENDING and index.is_clear(state.jobs[one].claim)
+        account.need_watts(one.claim)
+        for one in waiting
+        if one.state is JobState.PENDING and index.is_clear(one.claim) and key_of(state, one) < key
     )
 
 
@@ -88,7 +89,7 @@ def waits_for_power(state: State, index: SchedulingIndex, job: Job) -> str:
     """Return why a pending gang with reserved slots waits for power, in words; '' if it does not."""
     if not in_force(state) or not job.claim or not index.is_clear(job.claim):
         return ""
-    ahead = waiting_need_watts(state, index, but=job.job_id)
+    ahead = waiting_need_watts(state, index, job)
     why = refusal(state, index, job.claim) or refusal(state, index, job.claim, ahead)
     return why or "starts now: limits of other jobs were lowered for it"
 
