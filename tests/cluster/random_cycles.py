@@ -635,9 +635,11 @@ class Ordeal:
         assert self.state == before
 
     def _settles(self) -> bool:
-        """Return whether another evaluation at the same time must decide nothing. The order `themis` changes with
-        time."""
-        return self.policy.order is not Order.THEMIS
+        """Return whether another evaluation at the same time must decide nothing.
+
+        The order `themis` changes with time. With spare nodes, a preemption pass may leave a slot to the next pass.
+        """
+        return self.policy.order is not Order.THEMIS and not (self.policy.preempt and self.policy.spare_nodes)
 
     def _observations(self) -> tuple[Event, ...]:
         """Return what the backend reports after a restart."""
