@@ -62,7 +62,7 @@ def main() -> int:
         "worlds": (seed - arguments.seed) * EXAMPLES,
         "seeds": [arguments.seed, seed - 1],
         "wall_seconds": round(time.perf_counter() - began, 1),
-        "told": dict(sorted((kind, count) for kind, count in Invariants.counts.items() if " " not in kind)),
+        "entries": dict(sorted((kind, count) for kind, count in Invariants.counts.items() if " " not in kind)),
         "failure": failure or None,
     }
     if arguments.json:

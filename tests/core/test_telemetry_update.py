@@ -19,13 +19,16 @@ BOOTED = {"n0": 0, "n1": 5000 * SECOND}
 """Seconds by which each node was booted later than the first; its monotonic clock is behind by as much."""
 
 
-def layout(node: str, rank: int, attempt: int = 1, switch: str = "0:9", nic: str = "mlx5_0") -> Layout:
+def layout(
+    node: str, rank: int, attempt: int = 1, switch: str = "0:9", nic: str = "mlx5_0", model: str | None = None
+) -> Layout:
     """Return a layout of one rank with its GPU, the NIC near the GPU, and its processes' counters."""
     member = (("attempt", str(attempt)), ("gang", "g"))
     gpu, address = f"GPU-{node}", f"0:{rank}"
+    model = f"model of {node}" if model is None else model
     gauges = (
         Column("gangwatch_gpu_owner_info", (*member, ("gpu", gpu), ("rank", str(rank)))),
-        Column("gangwatch_gpu_info", (("gpu", gpu), ("model", f"model of {node}"), ("pci_address", address))),
+        Column("gangwatch_gpu_info", (("gpu", gpu), ("model", model), ("pci_address", address))),
         Column("gangwatch_topology_rail_info",
                (("nic", nic), ("pci_address", address), ("rail", str(rank)), ("switch", switch))),
         Column("gangwatch_gpu_sm_clock_hertz", (("gpu", gpu),)),
@@ -64,9 +67,12 @@ class Site:
 
 def test_the_shape_names_the_model_of_each_gpu() -> None:
     site = Site()
-    site.sends(1)
-    [job] = site.look.next(WALL + SECOND).jobs
-    assert job.shape.models == ("model of n0", "model of n1")
+    known, unknown = site.layouts["n1"], layout("n1", 1, model="")
+    for second, of_node, model in ((1, unknown, ""), (2, known, "model of n1")):
+        site.layouts["n1"] = of_node
+        site.sends(second)
+        [job] = site.look.next(WALL + second * SECOND).jobs
+        assert job.shape.models == ("model of n0", model)
 
 
 def test_all_times_are_on_the_wall_clock_whenever_a_node_was_booted() -> None:

@@ -12,8 +12,11 @@ import pytest
 
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_detection
+from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.baseline import learn
 from scheduler_feedback.detectors.steps.places import middle_of_equals, places
+from scheduler_feedback.detectors.straggler.cusum import _sigmas
+from scheduler_feedback.detectors.straggler.gang_state import GangState
 from scheduler_feedback.detectors.straggler.shown_from_start import learn_shown
 from tests.detectors.gang_windows import shape_of, where_of, windows_of
 from tests.detectors.test_detectors import Job, course, verdicts
@@ -83,6 +86,17 @@ def test_a_rank_is_compared_with_ranks_of_its_role_and_model() -> None:
     assert np.array_equal(middle_of_equals(values, places(shape)), values)
     lone = replace(shape, models=("m2", *shape.models[1:]))
     assert np.isnan(middle_of_equals(values, places(lone))[:4]).all(), "its model, and three of the other, are too few"
+
+
+def test_the_excess_over_peers_is_that_over_ranks_of_the_same_model() -> None:
+    """A rank of the faster model takes half as long again, and still computes for less time than the slower model."""
+    fast = np.arange(16) < 6
+    where = places(replace(shape_of(16), models=tuple(np.where(fast, "H100", "A100").tolist())))
+    usual = np.where(fast, 0.7, 1.4)
+    baseline = learn(windows_of(np.tile(usual, (20, 1)), where), None, where)
+    watched = GangState(1, tuple(range(16)), where, 0, baseline=baseline, score=np.zeros(16))
+    [window] = windows_of((usual * np.where(np.arange(16) == 2, 1.5, 1.0))[None], where)
+    assert np.flatnonzero(_sigmas(watched, baseline, window, Switches()) > 5).tolist() == [2]
 
 
 @pytest.mark.parametrize(

@@ -17,4 +17,4 @@ def test_the_invariants_hold_over_random_steps() -> None:
     )
     assert run.returncode == 0, f"{run.stderr}\nshortest steps: {' '.join(command[1:])} --index-every 1 --shrink"
     document = json.loads(run.stdout)
-    assert document["steps"] >= STEPS and document["told"]["started"] > 1000
+    assert document["steps"] >= STEPS and document["entries"]["started"] > 1000

@@ -125,9 +125,9 @@ def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request
         barred = barred_for(index.plan, job)
         if barred not in barred_slots:
             barred_slots[barred] = _free_by_type(index, barred)
-        kept = barred_slots[barred]
+        unusable = barred_slots[barred]
         run_ns = tuple(
-            (number, _run_ns(state.policy, index, job, number, ranks, length_ns), kept[number])
+            (number, _run_ns(state.policy, index, job, number, ranks, length_ns), unusable[number])
             for number in types_for(index.plan, job, state.policy)
             if _could_hold(index, job, number)
         )

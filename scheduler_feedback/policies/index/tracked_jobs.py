@@ -108,7 +108,7 @@ class TrackedJobs(HeldSlots):
         self.fresh: set[str] = set()
         """Ids of jobs that were added to the queue since the last scheduling pass."""
         self.released: set[str] = set()
-        """Ids of jobs that came into the queue in this cycle because another job changed: one that they depend on."""
+        """Ids of jobs that were added to the queue in this cycle because a job that they depend on changed."""
         self.unsettled = False
         """Whether nodes have changed since the last call of ``settle``."""
         self.appointed = False
