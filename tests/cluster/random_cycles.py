@@ -53,7 +53,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.mig import MODELS
 from scheduler_feedback.core.power import SlotPower
-from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sizes, State
 from scheduler_feedback.journal.replay import replay
 from scheduler_feedback.policies.gpu_types.type_trades import own_slots
 from scheduler_feedback.policies.index.scheduling_index import index_of
@@ -637,9 +637,9 @@ class Ordeal:
     def _settles(self) -> bool:
         """Return whether another evaluation at the same time must decide nothing.
 
-        The order `themis` changes with time. With spare nodes, a preemption pass may leave a slot to the next pass.
+        The order `themis` changes with time.
         """
-        return self.policy.order is not Order.THEMIS and not (self.policy.preempt and self.policy.spare_nodes)
+        return self.policy.order is not Order.THEMIS
 
     def _observations(self) -> tuple[Event, ...]:
         """Return what the backend reports after a restart."""
@@ -657,7 +657,8 @@ class Ordeal:
         self.rest()
         if self.state.type_shares:
             return  # any event may lead to other trades, because jobs have reported speeds since the last ones
-        if self.policy.order is Order.THEMIS:  # its order changes with time, and an event applies the present one
+        # Its order changes with time, and so does the value of sizes. An event applies the present ones.
+        if self.policy.order is Order.THEMIS or self.policy.sizes is not Sizes.IDLE:
             self.cycle(*self._observations())
             self.rest()
         before = decode_state(encode_state(self.state))

@@ -24,6 +24,7 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, 
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order.round_robin import is_past_slice, slice_seconds
+from scheduler_feedback.policies.queue.pass_room import Room
 from scheduler_feedback.policies.queue.placement import in_parts, may_borrow, place, usable_types
 
 RENEW_NS = 1800 * 1_000_000_000
@@ -82,10 +83,10 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 
 
-def choose(context: CycleContext) -> tuple[list[Job], int]:
+def choose(context: CycleContext) -> tuple[list[Job], Room]:
     """Run a preemption pass and stop the gangs that were not chosen. Return the chosen pending jobs, in order.
 
-    Also return the number of slots that no chosen job needs: elastic gangs may start with that many extra ranks.
+    Also return the slots that no chosen job needs: elastic gangs may start with that many extra ranks.
     """
     index = context.index
     state, now_ns = context.state, context.now_ns
@@ -97,64 +98,80 @@ def choose(context: CycleContext) -> tuple[list[Job], int]:
         renew_all(context)
     if state.policy.order is Order.LAS:
         index.demote(running)
-    left = index.capacity.slots + index.capacity.spare_slots
-    for job in running:
-        if job.stop_reason is None:
-            left -= _counted(index, job)
-    left += sum(_counted(index, job) for job in movable)
-    left -= sum(len(slots) for job_id, slots in index.claims.items() if job_id not in index.held)
-    unlent = index.capacity.spare_slots  # the part of the remaining slots that only preemptible jobs may use
+    room = _room(index, running, movable)
     ranked = sorted(order.key_of(state, job) for job in movable)
     chosen: list[Job] = []
     kept: set[str] = set()
     used: list[tuple[str, int]] = []
     for key in merge(ranked, index.line.order):
-        if left <= 0:
+        if not room:
             break
         job = state.jobs[key[-1]]
-        waits = job.state is JobState.PENDING
-        ranks = index.plan.topology.slots_needed(job.spec) if waits else _counted(index, job)
-        counted = job.spec.min_ranks or job.spec.ranks  # in its queue, each MIG instance counts as a slot
-        kept_free = 0 if not unlent or may_borrow(job.spec) else unlent
-        if waits and (job.not_before_ns > now_ns or index.shares.room(job.spec.queue, counted) is not None):
+        if job.state is not JobState.PENDING:
+            if room.keep(*_counted(index, job)):
+                chosen.append(job)
+                kept.add(job.job_id)
             continue
-        if ranks <= left - kept_free or (ranks <= left and not waits):
-            left -= ranks  # a pending job counts with its minimum: no gang is stopped to give another more than that
-            if unlent and may_borrow(job.spec):
-                unlent = max(unlent - ranks, 0)
+        # No gang is stopped to give another more than its minimum.
+        ranks, borrows = index.plan.topology.slots_needed(job.spec), may_borrow(job.spec)
+        counted = job.spec.min_ranks or job.spec.ranks  # in its queue, each MIG instance counts as a slot
+        if job.not_before_ns > now_ns or index.shares.room(job.spec.queue, counted) is not None:
+            continue
+        if ranks <= room.most(borrows):
+            room.take(ranks, borrows)
             chosen.append(job)
-            kept.add(job.job_id)
-            if waits:  # counts at once against its queues' limits for the jobs after it
-                index.shares.use(job.spec.queue, counted)
-                used.append((job.spec.queue, counted))
+            index.shares.use(job.spec.queue, counted)  # counts at once against its queues' limits for the jobs after it
+            used.append((job.spec.queue, counted))
     for queue, counted in used:
         index.shares.use(queue, -counted)
     # Stopping a gang that runs on unavailable nodes only would free no usable slots.
     passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
-    stopped = [job for job in passed_over if _counted(index, job)]
+    stopped = [job for job in passed_over if _counted(index, job)[0]]
     starting = [job for job in chosen if job.state is JobState.PENDING]
     if state.policy.order is Order.LAS:
         index.take_turns(chosen, stopped)
     if starting:
         for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
             stop_for(context, job, starting[0])
-    return starting, max(left, 0)
+    return starting, room
 
 
-def _counted(index: SchedulingIndex, job: Job) -> int:
-    """Count the running gang's slots, except slots on unavailable nodes and on nodes on probation."""
+def _room(index: SchedulingIndex, running: list[Job], movable: list[Job]) -> Room:
+    """Return the slots that the pass may give: idle ones, and those of gangs that may be stopped."""
+    free, free_spares = index.capacity.slots, index.capacity.spare_slots
+    spares = frozenset(index.capacity.spares)
+    for job in running:
+        if job.stop_reason is None:
+            slots, on_spares = _counted(index, job)
+            free, free_spares = free - slots + on_spares, free_spares - on_spares
+    for job_id, claim in index.claims.items():
+        if job_id not in index.held:
+            on_spares = sum(slot.node in spares for slot in claim)
+            free, free_spares = free - len(claim) + on_spares, free_spares - on_spares
+    held = held_spares = 0
+    for job in movable:
+        slots, on_spares = _counted(index, job)
+        held, held_spares = held + slots - on_spares, held_spares + on_spares
+    return Room(free, held, free_spares, held_spares)
+
+
+def _counted(index: SchedulingIndex, job: Job) -> tuple[int, int]:
+    """Count the running gang's slots, except slots on unavailable nodes and on nodes on probation, and those of them
+    on spare nodes."""
     if job.guest_of:  # the slots count for the jobs that it joined
-        return 0
+        return 0, 0
     slots: Collection[Slot] = [rank.slot for rank in job.ranks]
     if index.sharers and in_parts(index.policy, job.spec):
         # A slot counts for the first job on it, and once for all of its MIG instances.
         slots = {slot for slot in slots if index.sharers.get(slot, (job.job_id,))[0] == job.job_id}
     plan = index.plan
-    if not index.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
-        return len(slots)
+    spares = index.capacity.spares
+    if not spares and not index.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
+        return len(slots), 0
     numbers, pools = plan.topology.number, plan.pool
-    found = (pools[numbers[slot.node]] for slot in slots if slot.node in numbers)
-    return sum(pool != NOWHERE and pool % TIERS != Tier.PROBATION for pool in found)
+    found = [pools[numbers[slot.node]] for slot in slots if slot.node in numbers]
+    usable = sum(pool != NOWHERE and pool % TIERS != Tier.PROBATION for pool in found)
+    return usable, sum(pool != NOWHERE and pool % TIERS == Tier.SPARE for pool in found)
 
 
 # --- the fair order: only where it pays ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
-from scheduler_feedback.policies.queue.placement import Shape, attempt_speed, place, place_probe, still_usable, where
+from scheduler_feedback.policies.queue.placement import Shape, attempt_speed, may_borrow, place, place_probe, still_usable, where
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 from scheduler_feedback.policies.shares import part_placement
@@ -80,17 +80,17 @@ def replan(context: CycleContext) -> None:
     index.mark_evaluated()
     index.released = set()
     _keep(context, None)
-    chosen, spare = preemption.choose(context)
+    chosen, room = preemption.choose(context)
     for job in chosen:
         least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
         if job.spec.min_ranks:
-            most = min(least + spare, job.spec.ranks if most is None else most)
+            most = min(least + room.most(may_borrow(job.spec)), job.spec.ranks if most is None else most)
         if context.state.policy.divides:
             slots = place_now(index, job, most)
         else:
             slots = place(index.plan, job, policy=context.state.policy, most=most)
         if slots is not None:
-            spare -= max(len(slots) - least, 0)
+            room.take(max(len(slots) - least, 0), may_borrow(job.spec))
             start(context, job, slots, "started", "chosen by the preemption pass")
     if context.state.policy.divides:
         _start_beside(context)

@@ -1,0 +1,49 @@
+"""Count the slots that a preemption pass has left to give, on spare nodes and on all others."""
+
+from __future__ import annotations
+
+
+class Room:
+    """The slots that a preemption pass may still give to jobs.
+
+    idle, idle_spares: number of idle slots on nodes that are no spares, and on spare nodes. movable, movable_spares:
+    the same for slots of gangs that may be stopped. Only jobs that may borrow use slots on spare nodes.
+
+    Jobs take idle slots first, and those on spare nodes last, as a placement does: otherwise a job that could start on
+    an idle spare node would cause a stop, or a job could be chosen that cannot start before the next pass.
+    """
+
+    __slots__ = ("_all", "_all_spares", "_idle", "_idle_spares")
+
+    def __init__(self, idle: int, movable: int, idle_spares: int = 0, movable_spares: int = 0) -> None:
+        self._idle, self._idle_spares = idle, idle_spares
+        self._all, self._all_spares = idle + movable, idle_spares + movable_spares
+
+    def __bool__(self) -> bool:
+        """Return whether any slot is left."""
+        return self._all > 0 or self._all_spares > 0
+
+    def most(self, borrows: bool) -> int:
+        """Return the number of slots that a pending job could use. borrows: whether it may use spare nodes."""
+        return max(self._all, 0) + (max(self._all_spares, 0) if borrows else 0)
+
+    def take(self, slots: int, borrows: bool) -> None:
+        """Give this number of slots, at most ``most(borrows)``, to a pending job."""
+        if borrows:
+            on_spares = min(max(slots - max(self._idle, 0), 0), max(self._idle_spares, 0))
+            on_spares = max(on_spares, slots - max(self._all, 0))
+            self._idle_spares -= on_spares
+            self._all_spares -= on_spares
+            slots -= on_spares
+        self._idle -= slots
+        self._all -= slots
+
+    def keep(self, slots: int, spares: int) -> bool:
+        """Leave a running gang its slots, some of them on spare nodes. Return False if others have taken them."""
+        if slots - spares > max(self._all, 0) or spares > max(self._all_spares, 0):
+            return False
+        self._all -= slots - spares
+        self._all_spares -= spares
+        self._idle = min(self._idle, self._all)
+        self._idle_spares = min(self._idle_spares, self._all_spares)
+        return True
