@@ -10,9 +10,9 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.cluster import Level, NodeState
-from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, PolicySet
-from scheduler_feedback.core.job import JobState, StopReason
-from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, PolicySet, Submitted
+from scheduler_feedback.core.job import JobSpec, JobState, StopReason
+from scheduler_feedback.core.state import Order, Policy
 from scheduler_feedback.policies.nodes.spares import count
 from tests.cluster.cycle_world import World
 
@@ -144,3 +144,45 @@ def test_the_number_of_spares_follows_from_the_failure_rate(nodes: int, rate: fl
     """Poisson distributions with means 0.32, 1.6 and 0.01: more nodes are out of use in at most 1 % of the time."""
     policy = Policy(spare_failures_per_day=rate, spare_repair_seconds=86400.0, spare_risk_fraction=0.01)
     assert count(policy, nodes) == spares
+
+
+def test_a_preemption_pass_gives_spares_and_other_slots_in_one_cycle() -> None:
+    policy = replace(_POLICY, preempt=True, order=Order.SRTF, replan_seconds=0.0, min_run_seconds=0.0)
+    world = World({"n0": 1, "n1": 2}, policy, racks=1)
+    assert spares(world) == {"n1"}
+    runs = world.submit(1, 10_000.0, **_MOVABLE, preemptible=True, time_limit_seconds=10_000.0)
+    assert world.nodes_of(runs) == {"n0"}
+    world.running()
+    world.advance(100.0)
+    limits = {"lent": 500.0, "plain": 600.0, "last": 20_000.0}
+    jobs = {
+        name: JobSpec(
+            name,
+            ("train",),
+            1,
+            time_limit_seconds=limit,
+            exact_seconds=limit,
+            restartable=True,
+            preemptible=name != "plain",
+        )
+        for name, limit in limits.items()
+    }
+    world.true_seconds |= limits
+    outcome = world.cycle(*(Submitted(name, spec) for name, spec in jobs.items()))
+    assert world.nodes_of("lent") == world.nodes_of("last") == {"n1"}, "both use the idle spare at once"
+    assert [(a.job_id, a.why) for a in outcome.actions if isinstance(a, StopGang)] == [(runs, StopReason.PREEMPT)]
+    world.end(runs, 75)
+    assert world.nodes_of("plain") == {"n0"}
+
+
+def test_a_gang_on_a_spare_keeps_it_when_a_job_needs_another_slot() -> None:
+    policy = replace(_POLICY, preempt=True, order=Order.SRTF, replan_seconds=0.0, min_run_seconds=0.0)
+    world = World({"n0": 1, "n1": 1}, policy, racks=1)
+    ordinary = world.submit(1, 10_000.0, **_MOVABLE, preemptible=True, time_limit_seconds=10_000.0)
+    lent = world.submit(1, 20_000.0, **_MOVABLE, preemptible=True, time_limit_seconds=20_000.0)
+    assert (world.nodes_of(ordinary), world.nodes_of(lent)) == ({"n0"}, {"n1"})
+    world.running()
+    world.advance(100.0)
+    world.submit(1, 100.0, time_limit_seconds=100.0)
+    stopped = {job_id for job_id, job in world.state.jobs.items() if job.stop_reason is not None}
+    assert stopped == {ordinary}, "a stop of the other one would free no slot that the job may use"

@@ -2,6 +2,8 @@
 
 from benchmarks.mutants.mutant import Mutant
 
+_SPARES = ("tests/policies/test_spares.py",)
+_ROOM = ("tests/policies/test_pass_room.py",)
 _PARTS = ("tests/policies/test_policy_parts.py",)
 _BACKFILL = ("tests/policies/test_backfill.py",)
 _CONSTRAINTS = ("tests/policies/test_constraints.py",)
@@ -59,7 +61,22 @@ MUTANTS = (
     Mutant(
         "policies.queue.preemption:lost_gpu_seconds", "interval and not spec.checkpoint_command", "interval", _PARTS
     ),
-    Mutant("policies.queue.preemption:_counted", "pool != NOWHERE", "pool == NOWHERE", _PARTS),
+    Mutant("policies.queue.preemption:_counted", "usable = sum(pool != NOWHERE", "usable = sum(True", _PARTS),
+    Mutant("policies.queue.preemption:_counted", "pool % TIERS == Tier.SPARE", "False", _SPARES),
+    Mutant(
+        "policies.queue.preemption:_room",
+        "slots - on_spares, held_spares + on_spares",
+        "slots, held_spares + on_spares",
+        _SPARES,
+    ),
+    Mutant(
+        "policies.queue.pass_room:Room.take",
+        "min(max(slots - max(self._idle, 0), 0), max(self._idle_spares, 0))",
+        "0",
+        _ROOM,
+    ),
+    Mutant("policies.queue.pass_room:Room.take", "max(on_spares, slots - max(self._all, 0))", "on_spares", _ROOM),
+    Mutant("policies.queue.pass_room:Room.keep", "spares > max(self._all_spares, 0)", "False", _ROOM),
     Mutant(
         "policies.queue.preemption:timeouts", "policy.order is Order.THEMIS", "policy.order is not Order.THEMIS", _PARTS
     ),

@@ -19,7 +19,15 @@ from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
-from scheduler_feedback.policies.queue.placement import Shape, attempt_speed, may_borrow, place, place_probe, still_usable, where
+from scheduler_feedback.policies.queue.placement import (
+    Shape,
+    attempt_speed,
+    may_borrow,
+    place,
+    place_probe,
+    still_usable,
+    where,
+)
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 from scheduler_feedback.policies.shares import part_placement

@@ -1,0 +1,54 @@
+"""The slots that a preemption pass has left to give."""
+
+from __future__ import annotations
+
+from scheduler_feedback.policies.queue.pass_room import Room
+
+
+def test_a_job_that_may_not_borrow_leaves_the_spares() -> None:
+    room = Room(idle=1, movable=2, idle_spares=4, movable_spares=1)
+    assert (room.most(borrows=False), room.most(borrows=True)) == (3, 8)
+    room.take(3, borrows=False)
+    assert room and (room.most(borrows=False), room.most(borrows=True)) == (0, 5)
+
+
+def test_a_job_that_may_borrow_takes_idle_slots_first_and_others_before_spares() -> None:
+    room = Room(idle=1, movable=2, idle_spares=2, movable_spares=3)
+    room.take(1, borrows=True)
+    assert room.most(borrows=False) == 2, "the idle slot"
+    room.take(2, borrows=True)
+    assert room.most(borrows=False) == 2, "the idle spares"
+    assert room.keep(3, spares=3) and not room.keep(1, spares=1)
+    room.take(1, borrows=True)
+    assert room.most(borrows=False) == 1, "a slot of a gang that stops"
+    room.take(1, borrows=False)
+    assert not room
+
+
+def test_a_job_that_exceeds_the_other_slots_takes_spares_of_gangs_that_stop() -> None:
+    room = Room(idle=0, movable=2, idle_spares=0, movable_spares=2)
+    room.take(3, borrows=True)
+    assert (room.most(borrows=False), room.most(borrows=True)) == (0, 1)
+    assert not room.keep(2, spares=2) and room.keep(1, spares=1)
+
+
+def test_a_gang_keeps_its_slots_only_while_no_other_job_has_them() -> None:
+    room = Room(idle=2, movable=3)
+    room.take(2, borrows=False)
+    assert room.keep(2, spares=0) and not room.keep(2, spares=0) and room.keep(1, spares=0)
+    assert not room and room.keep(0, spares=0)
+
+
+def test_a_job_larger_than_the_idle_slots_takes_those_of_gangs_that_stop() -> None:
+    room = Room(idle=1, movable=4, idle_spares=1)
+    room.take(2, borrows=False)
+    room.take(1, borrows=True)
+    assert room.most(borrows=False) == 3, "the idle spare, because no other slot is idle any more"
+    assert room.keep(3, spares=0) and not room
+
+
+def test_slots_beyond_the_usable_ones_count_as_none() -> None:
+    room = Room(idle=-2, movable=1, idle_spares=1)
+    assert room and room.most(borrows=True) == 1
+    room.take(1, borrows=True)
+    assert not room
