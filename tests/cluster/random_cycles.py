@@ -116,9 +116,10 @@ class Ordeal:
     jobs_per_slot: int = 1
     slot_memory_mib: int = 0
     index_every: int = 1
+    """Cycles between two comparisons of the index with one that is built again, which takes as long as two cycles, and
+    between two evaluations of the reason why a job waits, which takes a third of the time with many jobs."""
     mig_models: tuple[str, ...] = ()
     """GPU models of the nodes, in turn; '' for one that cannot be divided. Empty: none can."""
-    """Cycles between two comparisons of the index with one that is built again, which takes as long as two cycles."""
     now_ns: int = START_NS
     state: State = field(init=False)
     alive: dict[tuple[str, int], Living] = field(default_factory=dict)
@@ -304,7 +305,7 @@ class Ordeal:
                 self._start(action)
             else:
                 self._stop(action, frozen_before and self.state.frozen)
-        check_books(self.state)
+        check_books(self.state, self.cycles, self.index_every)
         check_claims(self.state, self.owner)
         self._check_quota(any(isinstance(event, PolicySet) for event in events))
         self._check_types(outcome, by_type)
