@@ -156,10 +156,13 @@ def test_no_job_waits_past_the_starvation_bound(order: Order, preempt: bool) -> 
 
 
 @pytest.mark.parametrize("preempt", [True, False])
+@pytest.mark.parametrize("backfill", [Backfilling.EASY, Backfilling.NONE])
 @pytest.mark.parametrize("order", Order)
-def test_a_job_that_waits_for_a_start_starts_next(order: Order, preempt: bool) -> None:
-    """A preemption pass forgot the jobs that its own starts let into the queue, until the next event."""
-    world = World({"n0": 8}, Policy(order=order, preempt=preempt, default_time_limit_seconds=1000.0))
+def test_a_job_that_waits_for_a_start_starts_next(order: Order, backfill: Backfilling, preempt: bool) -> None:
+    """A preemption pass forgot the jobs that its own starts let into the queue, until the next event. Without backfill,
+    it did so until the next pass."""
+    choices: dict[str, Any] = {"order": order, "backfill": backfill, "preempt": preempt}
+    world = World({"n0": 8}, Policy(**choices, replan_seconds=5.0, default_time_limit_seconds=1000.0))
     world.submit(8, 10.0)
     second = world.submit(4, 500.0)
     third = world.submit(4, 500.0, after=(Dependency(second, After.STARTED),))

@@ -103,7 +103,8 @@ def replan(context: CycleContext) -> None:
     if context.state.policy.divides:
         _start_beside(context)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
-    index.fresh = {job_id for job_id in index.released if job_id in index.line}  # the next cycle evaluates them
+    index.fresh = {job_id for job_id in index.released if job_id in index.line}  # the next cycle evaluates them,
+    index.changed = bool(index.fresh)  # also without backfill
 
 
 def _start_beside(context: CycleContext) -> None:
