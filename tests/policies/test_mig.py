@@ -7,13 +7,14 @@ import itertools
 import pytest
 
 from scheduler_feedback import cycle
-from scheduler_feedback.core.events import CancelRequested, NodeSeen
+from scheduler_feedback.core.events import CancelRequested, NodeSeen, Tick
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.mig import MODELS, named
-from scheduler_feedback.core.state import Backfilling, Cell, Order, Policy, Queue
+from scheduler_feedback.core.state import Backfilling, Cell, Estimates, Order, Policy, Queue
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.mig.starts import best_start, free_starts, room_for
 from tests.cluster.cycle_world import World
+from tests.cluster.scheduling_rules import check_index
 
 A100 = MODELS["A100-80GB"]
 MIG = Policy(mig=True, default_time_limit_seconds=100.0)
@@ -233,3 +234,26 @@ def test_an_idle_gpu_that_is_reserved_is_not_divided() -> None:
     long = world.submit(1, 500.0, mig_profile="1g.10gb", time_limit_seconds=500.0)
     short = world.submit(1, 50.0, mig_profile="1g.10gb", time_limit_seconds=50.0)
     assert world.state.jobs[long].state is JobState.PENDING and instances(world, short)
+
+
+def test_an_end_that_moves_with_another_one_moves_the_release_of_both_gpus() -> None:
+    """Two jobs on one GPU outlive their estimates at the same time; one of them also shares a GPU with a third job."""
+    world = cluster(2, Policy(mig=True, estimates=Estimates.HISTORY, default_time_limit_seconds=1000.0))
+    for _ in range(8):
+        world.submit(1, 50.0, mig_profile="7g.80gb")
+        world.advance(50.0)
+    third = world.submit(1, 900.0, mig_profile="3g.40gb", time_limit_seconds=75.0)
+    filler = world.submit(1, 900.0, mig_profile="3g.40gb")
+    world.advance(10.0)
+    one = world.submit(1, 900.0, mig_profile="3g.40gb")
+    world.end(filler, 0)
+    two = world.submit(2, 900.0, mig_profile="3g.40gb")
+    assert {slot for slot, _ in instances(world, two)} == {0, 1}
+    assert [slot for job_id in (third, one) for slot, _ in instances(world, job_id)] == [0, 1]
+    world.running()
+    before = list(index_of(world.state).ends)
+    for _ in range(60):
+        world.advance(1.0)
+        world.cycle(Tick())
+        check_index(world.state)
+    assert index_of(world.state).ends != before

@@ -434,10 +434,21 @@ class HeldSlots:
         """Update the job's expected end, after a change of its speed, progress or verdicts."""
         partners = self.partners(job.job_id)
         if job.job_id in self.ends_of or partners:
-            for job_id in (job.job_id, *partners):
-                self._drop_ends(job_id)
-                self._expect(self.state.jobs[job_id])
+            self._expect_again({job.job_id, *partners})
             self.grown = self.changed = True
+
+    def _expect_again(self, job_ids: set[str]) -> None:
+        """Update the expected ends of these jobs, and of all that share slots with one whose own end has changed."""
+        waiting, known = sorted(job_ids), set(job_ids)
+        while waiting:
+            job_id = waiting.pop()
+            before = self.own_ends.get(job_id)
+            self._drop_ends(job_id)
+            self._expect(self.state.jobs[job_id])
+            if before is not None and self.own_ends.get(job_id) != before:
+                more = [one for one in self.partners(job_id) if one not in known]
+                known.update(more)
+                waiting += more
 
     def update_expected_restarts(self, claimants: Iterable[str]) -> None:
         """Update the expected ends of pending jobs, after a change of the gangs that still hold their reserved slots.

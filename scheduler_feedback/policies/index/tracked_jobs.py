@@ -200,9 +200,7 @@ class TrackedJobs(HeldSlots):
         if job_id in self.ends_of or job_id in self.own_ends:
             self._drop_ends(job_id)
         self._add(job)
-        for other in sorted({*partners, *self.partners(job_id)}):
-            self._drop_ends(other)
-            self._expect(self.state.jobs[other])
+        self._expect_again({*partners, *self.partners(job_id)})
         if self.disputes:
             self.congestion_changed()
 
