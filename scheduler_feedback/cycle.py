@@ -142,7 +142,9 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
     context.evaluated |= policy.preempt
     state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
     if preempts and policy.order is not Order.FAIR:
-        replan(context)
+        if replan(context):
+            index.evaluate_all()
+            backfill(context, place_or_reserve(context))
         guest_moves.move_guests(context)
         guests.start_guests(context)
         return

@@ -210,7 +210,7 @@ def _plan(index: SchedulingIndex, _: str) -> object:
 
 def _capacity(index: SchedulingIndex, _: str) -> object:
     capacity = index.capacity
-    return capacity.slots, capacity.spare_slots, capacity.spares, capacity.unusable
+    return capacity.slots_of, capacity.spare_slots_of, capacity.spares, capacity.unusable
 
 
 def _line(index: SchedulingIndex, _: str) -> object:
@@ -310,8 +310,10 @@ def check_timeouts(state: State, after_ns: int, evaluate_all: bool) -> bool:
     # The expected needs of running gangs grow with time; quotas do not depend on them.
     fair = later.policy.order is Order.FAIR and not any(entry.kind == "reclaim" for entry in outcome.entries)
     steady = STEADY | ({"preempt"} if fair else set())
-    decided = [entry for entry in outcome.entries if not (evaluate_all and entry.kind in steady)]
-    if evaluate_all and len(decided) < len(outcome.entries):
+    # Only the reason of a job that waits for power is reported when it is evaluated again.
+    entries = [entry for entry in outcome.entries if not (evaluate_all and entry.kind == "waits")]
+    decided = [entry for entry in entries if not (evaluate_all and entry.kind in steady)]
+    if evaluate_all and len(decided) < len(entries):
         return True  # other entries follow from that decision
     assert not outcome.actions and not decided, (
         f"{after_ns / SECOND} s after {state.now_ns} it decides {[(e.subject, e.kind, e.text) for e in decided]}, and "

@@ -1,10 +1,10 @@
-"""Count the slots that a preemption pass has left to give, on spare nodes and on all others."""
+"""Count the slots of one GPU type that a preemption pass has left to give, on spare nodes and on all others."""
 
 from __future__ import annotations
 
 
 class Room:
-    """The slots that a preemption pass may still give to jobs.
+    """The slots of one GPU type that a preemption pass may still give to jobs.
 
     idle, idle_spares: number of idle slots on nodes that are no spares, and on spare nodes. movable, movable_spares:
     the same for slots of gangs that may be stopped. Only jobs that may borrow use slots on spare nodes.
@@ -27,6 +27,10 @@ class Room:
         """Return the number of slots that a pending job could use. borrows: whether it may use spare nodes."""
         return max(self._all, 0) + (max(self._all_spares, 0) if borrows else 0)
 
+    def idle(self, borrows: bool) -> int:
+        """Return how many of these slots are idle."""
+        return max(self._idle, 0) + (max(self._idle_spares, 0) if borrows else 0)
+
     def take(self, slots: int, borrows: bool) -> None:
         """Give this number of slots, at most ``most(borrows)``, to a pending job."""
         if borrows:
@@ -38,12 +42,13 @@ class Room:
         self._idle -= slots
         self._all -= slots
 
-    def keep(self, slots: int, spares: int) -> bool:
-        """Leave a running gang its slots, some of them on spare nodes. Return False if others have taken them."""
-        if slots - spares > max(self._all, 0) or spares > max(self._all_spares, 0):
-            return False
+    def has(self, slots: int, spares: int) -> bool:
+        """Return whether a running gang's slots, some of them on spare nodes, were not given to others."""
+        return slots - spares <= max(self._all, 0) and spares <= max(self._all_spares, 0)
+
+    def keep(self, slots: int, spares: int) -> None:
+        """Leave a running gang its slots, for which ``has`` is true."""
         self._all -= slots - spares
         self._all_spares -= spares
         self._idle = min(self._idle, self._all)
         self._idle_spares = min(self._idle_spares, self._all_spares)
-        return True

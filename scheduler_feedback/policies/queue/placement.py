@@ -449,12 +449,23 @@ class Capacity:
     """Capacity of the nodes as if no job were running. Create a new object after a change of a node.
 
     slots: number of slots on healthy and suspect nodes. unusable: names of unavailable nodes. spares: names of the
-    spare nodes. spare_slots: number of slots on spare nodes. exceeds: returns whether a gang on these slots would
-    exceed another limit of the cluster (its power budget), even if no other job ran. most: with how many ranks that
-    limit lets a gang run; None: with any.
+    spare nodes. slots_of, spare_slots_of: number of slots of each GPU type, the latter on spare nodes. exceeds: returns
+    whether a gang on these slots would exceed another limit of the cluster (its power budget), even if no other job
+    ran. most: with how many ranks that limit lets a gang run; None: with any.
     """
 
-    __slots__ = ("_empty", "_exceeds", "_held", "_nodes", "most", "slots", "spare_slots", "spares", "unusable")
+    __slots__ = (
+        "_empty",
+        "_exceeds",
+        "_held",
+        "_nodes",
+        "most",
+        "slots",
+        "slots_of",
+        "spare_slots_of",
+        "spares",
+        "unusable",
+    )
 
     def __init__(
         self,
@@ -465,9 +476,11 @@ class Capacity:
         self._nodes, self._exceeds, self.most = nodes, exceeds, most
         self._empty = Plan(nodes.values())
         self._held: dict[Shape, bool] = {}
-        self.slots = self._empty.free(Tier.HEALTHY) + self._empty.free(Tier.SUSPECT)
+        by_tier = [[one[0] for one in self._empty.free_in[tier::TIERS]] for tier in range(TIERS)]
+        self.slots_of = [sum(one) for one in zip(by_tier[Tier.HEALTHY], by_tier[Tier.SUSPECT], strict=True)]
+        self.spare_slots_of = by_tier[Tier.SPARE]
+        self.slots = sum(self.slots_of)
         self.spares = [node.name for node in nodes.values() if tier_of(node) is Tier.SPARE]
-        self.spare_slots = self._empty.free(Tier.SPARE)
         self.unusable = [node.name for node in nodes.values() if tier_of(node) is None]
 
     def shared(self, job: Job) -> int:

@@ -83,10 +83,11 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 
 
-def choose(context: CycleContext) -> tuple[list[Job], Room]:
-    """Run a preemption pass and stop the gangs that were not chosen. Return the chosen pending jobs, in order.
+def choose(context: CycleContext) -> tuple[list[tuple[Job, int]], list[Room]]:
+    """Run a preemption pass and stop the gangs that were not chosen.
 
-    Also return the slots that no chosen job needs: elastic gangs may start with that many extra ranks.
+    Return the chosen pending jobs, in order, each with the number of the GPU type whose slots it was given, and for
+    each type, the slots that no chosen job needs: elastic gangs may start with that many extra ranks.
     """
     index = context.index
     state, now_ns = context.state, context.now_ns
@@ -98,17 +99,21 @@ def choose(context: CycleContext) -> tuple[list[Job], Room]:
         renew_all(context)
     if state.policy.order is Order.LAS:
         index.demote(running)
-    room = _room(index, running, movable)
+    rooms = _rooms(index, running, movable)
     ranked = sorted(order.key_of(state, job) for job in movable)
     chosen: list[Job] = []
+    starting: list[tuple[Job, int]] = []
     kept: set[str] = set()
     used: list[tuple[str, int]] = []
     for key in merge(ranked, index.line.order):
-        if not room:
+        if not any(rooms):
             break
         job = state.jobs[key[-1]]
         if job.state is not JobState.PENDING:
-            if room.keep(*_counted(index, job)):
+            held = _counted(index, job)
+            if all(rooms[number].has(slots, spares) for number, slots, spares in held):
+                for number, slots, spares in held:
+                    rooms[number].keep(slots, spares)
                 chosen.append(job)
                 kept.add(job.job_id)
             continue
@@ -117,61 +122,74 @@ def choose(context: CycleContext) -> tuple[list[Job], Room]:
         counted = job.spec.min_ranks or job.spec.ranks  # in its queue, each MIG instance counts as a slot
         if job.not_before_ns > now_ns or index.shares.room(job.spec.queue, counted) is not None:
             continue
-        if ranks <= room.most(borrows):
-            room.take(ranks, borrows)
+        types = [one for one in usable_types(index.plan, job, state.policy) if ranks <= rooms[one].most(borrows)]
+        if types:
+            number = next((one for one in types if ranks <= rooms[one].idle(borrows)), types[0])
+            rooms[number].take(ranks, borrows)
             chosen.append(job)
+            starting.append((job, number))
             index.shares.use(job.spec.queue, counted)  # counts at once against its queues' limits for the jobs after it
             used.append((job.spec.queue, counted))
     for queue, counted in used:
         index.shares.use(queue, -counted)
     # Stopping a gang that runs on unavailable nodes only would free no usable slots.
     passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
-    stopped = [job for job in passed_over if _counted(index, job)[0]]
-    starting = [job for job in chosen if job.state is JobState.PENDING]
+    stopped = [job for job in passed_over if any(slots for _, slots, _ in _counted(index, job))]
     if state.policy.order is Order.LAS:
         index.take_turns(chosen, stopped)
     if starting:
         for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
-            stop_for(context, job, starting[0])
-    return starting, room
+            stop_for(context, job, starting[0][0])
+    return starting, rooms
 
 
-def _room(index: SchedulingIndex, running: list[Job], movable: list[Job]) -> Room:
-    """Return the slots that the pass may give: idle ones, and those of gangs that may be stopped."""
-    free, free_spares = index.capacity.slots, index.capacity.spare_slots
-    spares = frozenset(index.capacity.spares)
+def _rooms(index: SchedulingIndex, running: list[Job], movable: list[Job]) -> list[Room]:
+    """Return for each GPU type the slots that the pass may give: idle ones, and those of gangs that may be stopped."""
+    idle, spare_idle = list(index.capacity.slots_of), list(index.capacity.spare_slots_of)
+    held, spare_held = [0] * len(idle), [0] * len(idle)
     for job in running:
         if job.stop_reason is None:
-            slots, on_spares = _counted(index, job)
-            free, free_spares = free - slots + on_spares, free_spares - on_spares
+            for number, slots, spares in _counted(index, job):
+                idle[number] -= slots - spares
+                spare_idle[number] -= spares
     for job_id, claim in index.claims.items():
         if job_id not in index.held:
-            on_spares = sum(slot.node in spares for slot in claim)
-            free, free_spares = free - len(claim) + on_spares, free_spares - on_spares
-    held = held_spares = 0
+            for number, slots, spares in _by_type(index, claim):
+                idle[number] -= slots - spares
+                spare_idle[number] -= spares
     for job in movable:
-        slots, on_spares = _counted(index, job)
-        held, held_spares = held + slots - on_spares, held_spares + on_spares
-    return Room(free, held, free_spares, held_spares)
+        for number, slots, spares in _counted(index, job):
+            held[number] += slots - spares
+            spare_held[number] += spares
+    return [Room(*counts) for counts in zip(idle, held, spare_idle, spare_held, strict=True)]
 
 
-def _counted(index: SchedulingIndex, job: Job) -> tuple[int, int]:
-    """Count the running gang's slots, except slots on unavailable nodes and on nodes on probation, and those of them
-    on spare nodes."""
+def _counted(index: SchedulingIndex, job: Job) -> list[tuple[int, int, int]]:
+    """Count the running gang's slots of each GPU type, and those of them on spare nodes. Slots on unavailable nodes and
+    on nodes on probation do not count."""
     if job.guest_of:  # the slots count for the jobs that it joined
-        return 0, 0
+        return []
     slots: Collection[Slot] = [rank.slot for rank in job.ranks]
     if index.sharers and in_parts(index.policy, job.spec):
         # A slot counts for the first job on it, and once for all of its MIG instances.
         slots = {slot for slot in slots if index.sharers.get(slot, (job.job_id,))[0] == job.job_id}
-    plan = index.plan
-    spares = index.capacity.spares
-    if not spares and not index.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
-        return len(slots), 0
+    return _by_type(index, slots)
+
+
+def _by_type(index: SchedulingIndex, slots: Collection[Slot]) -> list[tuple[int, int, int]]:
+    plan, capacity = index.plan, index.capacity
+    all_alike = len(plan.topology.type_names) == 1 and not capacity.spares and not capacity.unusable
+    if all_alike and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
+        return [(0, len(slots), 0)]
     numbers, pools = plan.topology.number, plan.pool
-    found = [pools[numbers[slot.node]] for slot in slots if slot.node in numbers]
-    usable = sum(pool != NOWHERE and pool % TIERS != Tier.PROBATION for pool in found)
-    return usable, sum(pool != NOWHERE and pool % TIERS == Tier.SPARE for pool in found)
+    counts: dict[int, list[int]] = {}
+    for slot in slots:
+        pool = pools[numbers[slot.node]] if slot.node in numbers else NOWHERE
+        if pool != NOWHERE and pool % TIERS != Tier.PROBATION:
+            of_type = counts.setdefault(pool // TIERS, [0, 0])
+            of_type[0] += 1
+            of_type[1] += pool % TIERS == Tier.SPARE
+    return [(number, all_of_them, spares) for number, (all_of_them, spares) in counts.items()]
 
 
 # --- the fair order: only where it pays ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from msgspec import structs
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, Slot, resized
-from scheduler_feedback.core.state import Backfilling, Order, State
+from scheduler_feedback.core.state import Backfilling, Mode, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.data import dataset_cache
 from scheduler_feedback.policies.mig import words as mig_words
@@ -82,29 +82,36 @@ def place_or_reserve(context: CycleContext) -> Reservation | None:
     return _keep(context, None)
 
 
-def replan(context: CycleContext) -> None:
-    """Run a preemption pass: stop gangs for jobs that go ahead of them, and start these jobs if slots are free."""
+def replan(context: CycleContext) -> bool:
+    """Run a preemption pass: stop gangs for jobs that go ahead of them, and start these jobs if slots are free.
+
+    Return whether jobs must be evaluated once more, because chosen jobs wait for gangs that observe mode does not stop.
+    """
     index = context.index
     index.mark_evaluated()
     index.released = set()
     _keep(context, None)
-    chosen, room = preemption.choose(context)
-    for job in chosen:
+    chosen, rooms = preemption.choose(context)
+    blocked = False
+    for job, number in chosen:
         least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
         if job.spec.min_ranks:
-            most = min(least + room.most(may_borrow(job.spec)), job.spec.ranks if most is None else most)
+            most = min(least + rooms[number].most(may_borrow(job.spec)), job.spec.ranks if most is None else most)
         if context.state.policy.divides:
             slots = place_now(index, job, most)
         else:
             slots = place(index.plan, job, policy=context.state.policy, most=most)
-        if slots is not None:
-            room.take(max(len(slots) - least, 0), may_borrow(job.spec))
+        if slots is None:
+            blocked = True
+        else:
+            rooms[number].take(max(len(slots) - least, 0), may_borrow(job.spec))
             start(context, job, slots, "started", "chosen by the preemption pass")
     if context.state.policy.divides:
         _start_beside(context)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
     index.fresh = {job_id for job_id in index.released if job_id in index.line}  # the next cycle evaluates them,
     index.changed = bool(index.fresh)  # also without backfill
+    return blocked and context.state.policy.mode is Mode.OBSERVE
 
 
 def _start_beside(context: CycleContext) -> None:
