@@ -246,6 +246,25 @@ def test_free_fast_gpus_that_the_job_must_not_use_do_not_count() -> None:
     assert world.type_of("long") == "" and world.said("long", "awaits-type")[0].endswith("waits 6.0 h at most")
 
 
+def test_fast_gpus_that_the_job_must_not_use_are_not_awaited_either() -> None:
+    """A job waited for the end of another one on GPUs that have no such instance."""
+    world = divisible(("f1", "fast", False), ("f2", "fast", True), ("s", "slow", True))
+    world.submit("first", 100_000.0, 2, mig_profile="7g.80gb")
+    world.submit("second", 50.0, 2, gpu_types=("fast",))
+    assert (world.type_of("first"), world.type_of("second")) == ("f2", "f1")
+    world.submit("job", 100.0, 2, mig_profile="7g.80gb")
+    assert world.type_of("job") == "s"
+
+
+def test_slots_that_do_not_count_are_left_out_at_each_instant() -> None:
+    backlog = TypeBacklog(Plan(()), (), 0)
+    backlog.free_ns = [[0, 0, 5, 5, 9, 12]]
+    assert [backlog.start_ns(0, ranks) for ranks in (1, 2, 3, 4, 5, 6, 7)] == [0, 0, 5, 5, 9, 12, None]
+    assert [backlog.start_ns(0, ranks, (0, 5, 9)) for ranks in (1, 2, 3, 4)] == [0, 5, 12, None]
+    assert backlog.start_ns(0, 1, (0, 0, 5, 5, 9)) == 12
+    assert backlog.start_ns(0, 1, (0, 0, 5, 5, 9, 12)) is None
+
+
 def test_instances_that_fit_on_one_gpu_await_one_gpu() -> None:
     world = divisible(("f", "fast", True), ("s", "slow", True))
     world.submit("first", 3600.0, gpu_types=("fast",))

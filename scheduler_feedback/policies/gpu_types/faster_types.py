@@ -16,8 +16,9 @@ expected ends, the queue, expected run times, and jobs whose limit has passed. A
 free but that the job cannot use, such as slots reserved for the head, would seem to be free later and later.
 
 The rule is off with one GPU type, and where a pass must not skip a job that could start: without backfill, and in
-preemption passes of the orders other than `fair`, which count all slots alike. It is off for jobs of a queue that owns
-slots of each type (``type_quotas``), because its slots of the slower types would be used by others.
+preemption passes of the orders other than `fair`, which give each job the fastest type that has room. It is off for
+jobs of a queue that owns slots of each type (``type_quotas``), because its slots of the slower types would be used by
+others.
 """
 
 from __future__ import annotations
@@ -29,15 +30,12 @@ from hashlib import blake2b
 from msgspec import structs
 from msgspec.msgpack import encode
 
-from scheduler_feedback.core.cluster import Tier
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Backfilling, Order, Policy, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.gpu_types.type_backlog import TypeBacklog
-from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
-from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue.placement import attempt_speed, barred_for, types_for
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
@@ -76,9 +74,10 @@ class Request:
     """Least number of slots with which it starts."""
     waits: bool
     """Whether it may still wait for a type: its limit has not passed."""
-    run_ns: tuple[tuple[int, int, int], ...]
-    """(number of the type, expected run time there in ns, free slots of the type that the job must not use), the
-    fastest type first."""
+    run_ns: tuple[tuple[int, int], ...]
+    """(number of the type, expected run time there in ns), the fastest type first."""
+    barred: int = 0
+    """Nodes that it must not use, as a bit mask."""
 
 
 def choose_types(context: CycleContext) -> None:
@@ -92,16 +91,16 @@ def choose_types(context: CycleContext) -> None:
         plan.declined, plan.typed_for = {}, b""
         return
     requests = _requests(state, index, context.now_ns)
-    inputs = _digest(TypeBacklog(plan, index.ends, 0), requests, state.policy)
+    inputs = _digest(TypeBacklog(plan, index.ends, 0), requests, _barred(index, requests, 0), state.policy)
     if inputs != state.types_inputs:
         state.types_inputs, state.types_ns = inputs, context.now_ns
         context.evaluated = True
     elif inputs == plan.typed_for:
         return
     before, plan.declined, plan.typed_for = plan.declined, {}, inputs
-    backlog = TypeBacklog(plan, index.ends, state.types_ns)
+    backlog, barred = TypeBacklog(plan, index.ends, state.types_ns), _barred(index, requests, state.types_ns)
     for position, request in enumerate(requests):
-        found = choice(backlog, request, state.policy.type_patience)
+        found = choice(backlog, request, state.policy.type_patience, barred.get(request.barred))
         if found is None:
             continue
         if position < DEPTH:
@@ -114,7 +113,6 @@ def choose_types(context: CycleContext) -> None:
 def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request]:
     """Return the pending jobs that may start now, in queue order; the first ones only while no slot is free."""
     found = []
-    barred_slots: dict[int, list[int]] = {}
     free = any(inside[0] for inside in index.plan.free_in)
     for key in index.line.order[: None if free else FULL_DEPTH]:
         job = state.jobs[key[-1]]
@@ -122,28 +120,22 @@ def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request
             continue
         ranks = job.spec.min_ranks or job.spec.ranks
         length_ns = index.line.places[job.job_id].length_ns
-        barred = barred_for(index.plan, job)
-        if barred not in barred_slots:
-            barred_slots[barred] = _free_by_type(index, barred)
-        unusable = barred_slots[barred]
         run_ns = tuple(
-            (number, _run_ns(state.policy, index, job, number, ranks, length_ns), unusable[number])
+            (number, _run_ns(state.policy, index, job, number, ranks, length_ns))
             for number in types_for(index.plan, job, state.policy)
             if _could_hold(index, job, number)
         )
         waits = not 0 < job.awaited_until_ns <= now_ns and not _owns_slots(index, job)
-        found.append(Request(job, index.plan.topology.slots_needed(job.spec), waits, run_ns))
+        barred = barred_for(index.plan, job)
+        found.append(Request(job, index.plan.topology.slots_needed(job.spec), waits, run_ns, barred))
     return found
 
 
-def _free_by_type(index: SchedulingIndex, nodes: int) -> list[int]:
-    """Return the number of free slots on these healthy nodes by number of the GPU type. nodes: as a bit mask."""
-    plan = index.plan
-    found = [0] * len(plan.topology.type_names)
-    for number in numbers(nodes):
-        if plan.pool[number] != NOWHERE and plan.pool[number] % TIERS == Tier.HEALTHY:
-            found[plan.topology.types[number]] += plan.count[number]
-    return found
+def _barred(index: SchedulingIndex, requests: Sequence[Request], now_ns: int) -> dict[int, TypeBacklog]:
+    """Return the backlog of the nodes that jobs must not use, by their bit mask, for each mask of the requests."""
+    return {
+        mask: TypeBacklog(index.plan, index.ends, now_ns, mask) for mask in {one.barred for one in requests} if mask
+    }
 
 
 def _owns_slots(index: SchedulingIndex, job: Job) -> bool:
@@ -152,10 +144,12 @@ def _owns_slots(index: SchedulingIndex, job: Job) -> bool:
     return types is not None and index.shares.owner(job.spec.queue) in types.entitled
 
 
-def _digest(backlog: TypeBacklog, requests: Sequence[Request], policy: Policy) -> bytes:
-    """Return a digest of what the choice depends on. backlog: with the free slots at time 0."""
-    jobs = [(one.job.job_id, one.ranks, one.waits, one.run_ns) for one in requests]
-    return blake2b(encode((backlog.free_ns, jobs, policy.type_patience)), digest_size=8).digest()
+def _digest(backlog: TypeBacklog, requests: Sequence[Request], barred: dict[int, TypeBacklog], policy: Policy) -> bytes:
+    """Return a digest of what the choice depends on. backlog, barred: with the free slots at time 0."""
+    masks = {mask: place for place, mask in enumerate(sorted(barred))}
+    jobs = [(one.job.job_id, one.ranks, one.waits, one.run_ns, masks.get(one.barred)) for one in requests]
+    unusable = [barred[mask].free_ns for mask in masks]
+    return blake2b(encode((backlog.free_ns, unusable, jobs, policy.type_patience)), digest_size=8).digest()
 
 
 def _applies(state: State, index: SchedulingIndex) -> bool:
@@ -169,14 +163,16 @@ def _applies(state: State, index: SchedulingIndex) -> bool:
     return any(state.jobs[key[-1]].spec.throughput for key in index.line.order)
 
 
-def choice(backlog: TypeBacklog, request: Request, patience: float) -> Choice | None:
+def choice(backlog: TypeBacklog, request: Request, patience: float, barred: TypeBacklog | None = None) -> Choice | None:
     """Return the GPU type on which the job is expected to end first, and which types it declines for that.
 
     None if no type has enough slots. The faster of two types with the same end is chosen. patience: `type_patience`.
+    barred: backlog of the nodes that the job must not use.
     """
     ranks, ends = request.ranks, []
-    for number, takes_ns, barred in request.run_ns:
-        if (start_ns := backlog.start_ns(number, ranks + barred)) is not None:
+    for number, takes_ns in request.run_ns:
+        unusable = () if barred is None else barred.free_ns[number]
+        if (start_ns := backlog.start_ns(number, ranks, unusable)) is not None:
             ends.append((start_ns + takes_ns, start_ns, number, takes_ns))
     if not ends:
         return None
