@@ -99,6 +99,37 @@ def test_the_excess_over_peers_is_that_over_ranks_of_the_same_model() -> None:
     assert np.flatnonzero(_sigmas(watched, baseline, window, Switches()) > 5).tolist() == [2]
 
 
+def accused_for_power(step_seconds: float, tensor: float | None, experts: int = 1, seconds: int = 60) -> bool:
+    """Return whether a rank that is slow since the start and has reached its power limit is accused.
+
+    step_seconds: of a healthy job; counters have windows of a second. tensor: use of its tensor cores, 1 for that of
+    its peers; None if it is unknown. experts: number of experts to which the job routes tokens.
+    """
+    job = Job(ranks=RANKS, nodes=4, step_seconds=step_seconds)
+    job.shape = replace(job.shape, expert=np.arange(RANKS) % experts)
+    job.work = lambda second: 0.7 * step_seconds * np.where(RANK, 1.4, 1.0)
+    job.feature["power_throttle"] = lambda second: np.where(RANK, 0.5, 0.0)
+    used = np.full(RANKS, np.nan) if tensor is None else 0.4 * np.where(RANK, tensor, 1.0)
+    job.feature["tensor_active"] = lambda second: used
+    found = [one for one in verdicts(course(make_detection(), [job], seconds)) if one.kind is Kind.STRAGGLER]
+    assert all((one.rank, one.cause) == (5, Cause.POWER) for one in found)
+    return any(one.confidence >= 0.9 for one in found)
+
+
+def test_a_gpu_that_has_more_work_than_its_peers_may_reach_its_power_limit() -> None:
+    """Two healthy jobs whose hot expert had not reported its tokens were to be moved (benchmarks.detection, seed
+    1010)."""
+    assert accused_for_power(0.5, tensor=1.0)
+    assert not accused_for_power(0.5, tensor=1.4)
+
+
+@pytest.mark.parametrize(("experts", "accused"), [(1, True), (4, False)])
+def test_with_experts_a_limited_gpu_is_accused_only_if_it_has_no_more_work(experts: int, accused: bool) -> None:
+    assert accused_for_power(0.5, None, experts) == accused, "its work is unknown"
+    assert accused_for_power(2.0, 1.0, experts) == accused, "a window of counters is shorter than a step"
+    assert accused_for_power(0.5, 1.0, experts)
+
+
 @pytest.mark.parametrize(
     ("counter", "value", "usual", "cause", "level"),
     [

@@ -1217,6 +1217,24 @@ MUTANTS = (
         ("tests/detectors/test_causes.py",),
     ),
     Mutant(
+        "detectors.straggler.straggler_causes:Causes.judged_by",
+        "cause in OF_LOAD and",
+        "cause is Cause.UNKNOWN and",
+        ("tests/detectors/test_from_start.py",),
+    ),
+    Mutant(
+        "detectors.straggler.straggler_causes:Causes.may_be_load",
+        "judgement.cause not in OF_LOAD or",
+        "True or",
+        ("tests/detectors/test_from_start.py",),
+    ),
+    Mutant(
+        "detectors.straggler.straggler_causes:Causes._more_work",
+        "counters.peers if from_start else counters.level",
+        "counters.level",
+        ("tests/detectors/test_from_start.py",),
+    ),
+    Mutant(
         "detectors.straggler.straggler_causes:Causes.on_device",
         ".start + rank]",
         ".start]",

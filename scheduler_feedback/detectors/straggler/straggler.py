@@ -278,6 +278,8 @@ class StragglerDetector:
                     why = doubt(watched, case, job.shape, judgement.counters)
                 elif judgement.cause is Cause.COMPUTE or (judgement.asleep and judgement.cause is Cause.SUSPENDED):
                     why = doubt_of_work(watched, case, job.shape)  # counters show no other cause
+                elif baseline.from_start[rank] and self._causes.may_be_load(judgement, job):
+                    why = doubt_of_work(watched, case, job.shape)
                 if why:
                     windows, mates = watched.spells[rank][-1].windows, mates_of(watched, rank)
                     own_work = is_own_work(watched, case, job.shape)

@@ -35,6 +35,9 @@ MORE_WORK = 0.5
 """A rank has more work if the cycles of its tensor cores grew by at least this share of its compute time (both as
 logarithms). A fault does not change them: they follow from the work, at any clock and with any kernel."""
 
+OF_LOAD = frozenset({Cause.UNKNOWN, Cause.POWER, Cause.THERMAL})
+"""Causes that more work has too: a GPU with more work needs more power, gets hotter, and lowers its clock."""
+
 CONTENDED = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.UNKNOWN})
 """Causes that another job on the same host can produce. A slow rank without a known cause is included."""
 
@@ -99,11 +102,11 @@ class Causes:
         if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:
             refusal = "another job uses the same host, and no counter excludes contention between the two jobs"
             return replace(judgement, cause=cause, evidence=items, refusal=refusal)
-        more = self._more_work(column, judgement.step_seconds)
-        if cause is Cause.UNKNOWN and 0 < MORE_WORK * math.log(longer) <= more:
+        more = self._more_work(column, judgement.step_seconds, from_start)
+        if cause in OF_LOAD and 0 < MORE_WORK * math.log(longer) <= more:
+            usual = "the work of its peers" if from_start else "their usual work, relative to its peers"
             refusal = (
-                f"its tensor cores do {math.exp(more):.3g} times their usual work, relative to its peers: it has more "
-                "work, such as a popular expert"
+                f"its tensor cores do {math.exp(more):.3g} times {usual}: it has more work, such as a popular expert"
             )
             return replace(judgement, evidence=items, refusal=refusal, counters=True)
         hinted = seconds > counters.learned_seconds(job.shape) or bool(
@@ -115,14 +118,25 @@ class Causes:
         confidence = log_odds.confidence(items)
         return replace(judgement, cause=cause, evidence=items, confidence=confidence, counters=True, hinted=hinted)
 
-    def _more_work(self, column: int, step_seconds: float) -> float:
-        """Return by how much the tensor core cycles of this column have grown, compared with its peers: a logarithm.
+    def may_be_load(self, judgement: Judgement, job: JobTelemetry) -> bool:
+        """Return whether more work may be the cause of a rank that was slow from the start: its GPU lowers its clock,
+        and no counters show how much it computes, compared with its peers."""
+        counters = self._context.counters
+        if judgement.cause not in OF_LOAD or job.shape.job not in counters.columns:
+            return False
+        column = counters.of(job.shape.job).start + judgement.rank
+        return self._more_work(column, judgement.step_seconds, True) == -math.inf
 
-        -infinity if it is unknown, or if a window of counters is shorter than a step: in a part of a step, a rank that
-        takes longer works while its peers wait.
+    def _more_work(self, column: int, step_seconds: float, from_start: bool) -> float:
+        """Return by how much more tensor core cycles this column has than its peers: a logarithm.
+
+        Compared with its own past, or with its peers only if it was slow from the start. -infinity if it is unknown, or
+        if a window of counters is shorter than a step: in a part of a step, a rank that takes longer works while its
+        peers wait.
         """
         counters = self._context.counters
-        tensor, clock = counters.level[[FEATURE["tensor_active"], FEATURE["sm_clock"]], column].tolist()
+        of = counters.peers if from_start else counters.level
+        tensor, clock = of[[FEATURE["tensor_active"], FEATURE["sm_clock"]], column].tolist()
         if self._context.telemetry.counters.seconds < step_seconds or not math.isfinite(tensor):
             return -math.inf
         return float(tensor + (clock if math.isfinite(clock) else 0.0))
