@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from scheduler_feedback import cycle
-from scheduler_feedback.core.events import CancelRequested, NodeSeen, Tick
+from scheduler_feedback.core.events import CancelRequested, NodeSeen, Submitted, Tick
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.mig import MODELS, named
 from scheduler_feedback.core.state import Backfilling, Cell, Estimates, Order, Policy, Queue
@@ -176,6 +176,25 @@ def test_a_preemption_pass_counts_each_instance_in_the_queue_limit() -> None:
 def refusal(world: World, ranks: int = 1, **fields: object) -> str:
     spec = JobSpec("job", ("train",), ranks, **{"mig_profile": "2g.20gb", **fields})  # type: ignore[arg-type]
     return cycle.admit_check(world.state, spec) or ""
+
+
+@pytest.mark.parametrize("replan_seconds", [0.0, 60.0])
+def test_a_gpu_that_a_preemption_pass_counted_and_no_instance_needs_is_used_at_once(replan_seconds: float) -> None:
+    """The pass gives each gang in instances GPUs of its own, but the placement puts it beside others."""
+    policy = Policy(mig=True, order=Order.SRTF, preempt=True, replan_seconds=replan_seconds)
+    world = cluster(2, policy)
+    world.submit(1, 900.0, mig_profile="1g.10gb", time_limit_seconds=900.0)
+    world.running()
+    world.advance(100.0)
+    specs = [
+        JobSpec(profile, ("train",), 1, mig_profile=profile, time_limit_seconds=limit)
+        for profile, limit in (("1g.10gb", 50.0), ("7g.80gb", 60.0))
+    ]
+    world.true_seconds |= {"1g.10gb": 50.0, "7g.80gb": 60.0}
+    world.cycle(*(Submitted(spec.name, spec) for spec in specs))
+    while not world.state.idle:
+        world.cycle(Tick())
+    assert [slot for job_id in ("1g.10gb", "7g.80gb") for slot, _ in instances(world, job_id)] == [0, 1]
 
 
 def test_a_profile_that_no_gpu_has_is_refused_with_those_that_exist() -> None:

@@ -92,7 +92,7 @@ def replan(context: CycleContext) -> bool:
     index.released = set()
     _keep(context, None)
     chosen, rooms = preemption.choose(context)
-    blocked = False
+    blocked = saved = False
     for job, number in chosen:
         least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
         if job.spec.min_ranks:
@@ -105,12 +105,15 @@ def replan(context: CycleContext) -> bool:
             blocked = True
         else:
             rooms[number].take(max(len(slots) - least, 0), may_borrow(job.spec))
+            used = index.sharers.keys() & set(slots) if index.sharers else ()
+            saved |= bool(used)  # it needs fewer slots than it was given
             start(context, job, slots, "started", "chosen by the preemption pass")
     if context.state.policy.divides:
         _start_beside(context)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
     index.fresh = {job_id for job_id in index.released if job_id in index.line}  # the next cycle evaluates them,
-    index.changed = bool(index.fresh)  # also without backfill
+    index.changed = saved or bool(index.fresh)  # also without backfill
+    index.grown = saved
     return blocked and context.state.policy.mode is Mode.OBSERVE
 
 
