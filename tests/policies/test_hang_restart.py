@@ -12,8 +12,9 @@ from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.codec import decode_event, decode_state, encode_event, encode_state
-from scheduler_feedback.core.events import FreezeSet, Tick, VerdictJudged
+from scheduler_feedback.core.events import FreezeSet, NodeSeen, Tick, VerdictJudged
 from scheduler_feedback.core.job import JobState, StopReason
+from scheduler_feedback.core.mig import MODELS
 from scheduler_feedback.core.state import Mode, Policy
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
 from scheduler_feedback.policies.index.scheduling_index import drop_index
@@ -28,7 +29,7 @@ def hang(world: World, job_id: str, **changes: Any) -> Verdict:
         "kind": Kind.HANG, "cause": Cause.NEVER_ARRIVED, "slowdown": 470.0, "step_seconds_now": 47.0,
         "first_wall_ns": world.now_ns - 47 * SECOND, "evidence": (STOPPED,),
     }  # fmt: skip
-    return world.verdict(job_id, rank=3, **(fields | changes))
+    return world.verdict(job_id, **({"rank": 3} | fields | changes))
 
 
 def entries(world: World, kind: str) -> list[str]:
@@ -171,3 +172,18 @@ def test_a_verdict_without_the_newer_field_is_read_and_a_newer_one_is_kept() -> 
     old = decode_event(msgspec.msgpack.encode((name, body)))
     assert old == replace(verdict, longest_pause_seconds=None)
     assert Policy().restart_on_hang
+
+
+def test_a_gang_beside_others_restarts_without_their_slots() -> None:
+    """It reserved the whole GPU, and waited until the job in the other instance of it had ended."""
+    world = World({"n0": 1}, replace(_POLICY, mig=True))
+    world.cycle(NodeSeen("n0", 1, mig_profiles=MODELS["A100-80GB"]))
+    spec: dict[str, Any] = {"restartable": True, "grace_seconds": 4.0, "mig_profile": "3g.40gb"}
+    stays, hangs = (world.submit(1, 10_000.0, **spec, time_limit_seconds=100_000.0) for _ in range(2))
+    world.running()
+    world.advance(100.0)
+    assert {action.job_id for action in world.cycle(hang(world, hangs, rank=0)).actions} == {hangs}
+    assert not world.state.jobs[hangs].claim
+    world.end(hangs, 137)
+    assert [world.state.jobs[one].state.holds_slots for one in (stays, hangs)] == [True, True]
+    assert [world.state.jobs[one].attempt for one in (stays, hangs)] == [1, 2]

@@ -146,11 +146,13 @@ def _of_hang(state: State, job: Job, verdict: Verdict, restart: Option, plan: Pl
     found: Option | None = restart if restart.target else None
     found = found or _shrunk(state, job, test, plan) or _requeued(state, job, test, now_ns)
     if found is None and still_usable(plan, state.nodes, [rank.slot for rank in job.ranks]):
-        found = Option("restart", "", test, tuple(rank.slot for rank in job.ranks), in_place=True)
+        # Other jobs on its slots stay, so that it cannot reserve them: it takes what it leaves, from the queue.
+        shared = bool(index_of(state).partners(job.job_id))
+        found = Option("restart", "", test, () if shared else tuple(rank.slot for rank in job.ranks), in_place=True)
     if found is None:
         words = hang_restart.in_words(verdict, "target", _no_target(job, verdict.node), test.cost_seconds, now_ns)
         return Option("target", words, test)
-    where_to = " on the same slots, because no others are free," if found.in_place else ""
+    where_to = " on the same slots, because no others are free," if found.in_place and found.target else ""
     reason = f"{sentence(verdict)}: a restart{where_to} is expected to cost {span(found.test.cost_seconds)}"
     return replace(found, reason=reason, swap=bool(restart.target) and _kept(state, job, restart.target))
 
