@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_feedback.core.codec import decode_state, encode_state
-from scheduler_feedback.core.events import CancelRequested, Tick
-from scheduler_feedback.core.job import After, Dependency, JobState
-from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy
+from scheduler_feedback.core.events import CancelRequested, Submitted, Tick
+from scheduler_feedback.core.job import After, Dependency, JobSpec, JobState
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy
 from scheduler_feedback.journal.replay import replay
 from scheduler_feedback.policies.queue.order import ORDERS, las
 from tests.cluster.cycle_world import SECOND, World
@@ -171,6 +171,19 @@ def test_a_job_that_waits_for_a_start_starts_next(order: Order, backfill: Backfi
     while not world.state.idle:
         world.cycle(Tick())
     assert world.state.jobs[third].state.holds_slots
+
+
+@pytest.mark.parametrize("replan_seconds", [0.0, 60.0])
+def test_jobs_behind_a_gang_that_observe_mode_does_not_let_in_are_backfilled(replan_seconds: float) -> None:
+    """The pass gave the first job slots of a gang that observe mode does not stop, and kept the idle ones for it."""
+    choices: dict[str, Any] = {"order": Order.SRTF, "preempt": True, "replan_seconds": replan_seconds}
+    world = World({"n0": 8}, Policy(**choices, mode=Mode.OBSERVE))
+    world.submit(6, 10_000.0, time_limit_seconds=10_000.0, restartable=True, preemptible=True)
+    world.running()
+    world.advance(100.0)
+    specs = [JobSpec(f"of-{ranks}", ("train",), ranks, time_limit_seconds=50.0 * (10 - ranks)) for ranks in (8, 2)]
+    world.cycle(*(Submitted(spec.name, spec) for spec in specs))
+    assert [world.state.jobs[spec.name].state.holds_slots for spec in specs] == [False, True]
 
 
 def _overdue(world: World) -> set[str]:

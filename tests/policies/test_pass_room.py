@@ -21,24 +21,24 @@ def test_a_job_that_may_not_borrow_leaves_the_spares() -> None:
     assert room and (room.most(borrows=False), room.most(borrows=True)) == (0, 5)
 
 
-def test_a_job_that_may_borrow_takes_idle_slots_first_and_others_before_spares() -> None:
+def test_a_job_that_may_borrow_takes_idle_slots_then_spares_then_others() -> None:
     room = Room(idle=1, movable=2, idle_spares=2, movable_spares=3)
     room.take(1, borrows=True)
-    assert room.most(borrows=False) == 2, "the idle slot"
-    room.take(2, borrows=True)
-    assert room.most(borrows=False) == 2, "the idle spares"
-    assert keeps(room, 3, spares=3) and not keeps(room, 1, spares=1)
+    assert (room.most(borrows=False), room.idle(borrows=True)) == (2, 2), "the idle slot"
+    room.take(4, borrows=True)
+    assert (room.most(borrows=False), room.idle(borrows=True)) == (2, 0), "the idle spares, and two of gangs that stop"
+    assert not keeps(room, 2, spares=2) and keeps(room, 1, spares=1)
     room.take(1, borrows=True)
     assert room.most(borrows=False) == 1, "a slot of a gang that stops"
     room.take(1, borrows=False)
     assert not room
 
 
-def test_a_job_that_exceeds_the_other_slots_takes_spares_of_gangs_that_stop() -> None:
+def test_a_job_that_exceeds_the_spares_takes_slots_of_gangs_that_stop() -> None:
     room = Room(idle=0, movable=2, idle_spares=0, movable_spares=2)
     room.take(3, borrows=True)
-    assert (room.most(borrows=False), room.most(borrows=True)) == (0, 1)
-    assert not keeps(room, 2, spares=2) and keeps(room, 1, spares=1)
+    assert (room.most(borrows=False), room.most(borrows=True)) == (1, 1)
+    assert not keeps(room, 1, spares=1) and keeps(room, 1, spares=0)
 
 
 def test_a_gang_keeps_its_slots_only_while_no_other_job_has_them() -> None:

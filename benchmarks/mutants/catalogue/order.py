@@ -4,6 +4,8 @@ from benchmarks.mutants.mutant import Mutant
 
 _ORDER = ("tests/policies/test_order.py",)
 _TURNS = ("tests/policies/test_round_robin.py",)
+_MIG = ("tests/policies/test_mig.py",)
+_CYCLES = ("tests/policies/test_cycle_policies.py",)
 _ELASTIC = ("tests/sim/test_elastic_preemption.py",)
 _RECLAIM = ("tests/policies/test_reclaim.py",)
 _CHAINS = ("tests/policies/test_policy_parts.py",)
@@ -56,8 +58,10 @@ MUTANTS = (
         "return left",
         _ELASTIC,
     ),
-    Mutant("policies.queue.starting:replan", "least + spare", "least + 10**9", _ELASTIC),
-    Mutant("policies.queue.starting:replan", "spare -= ", "spare += ", _ELASTIC),
+    Mutant("policies.queue.starting:replan", "least + rooms[number].most(may_borrow(job.spec))", "10**9", _ELASTIC),
+    Mutant("policies.queue.starting:replan", "saved |= bool(used)", "pass", _MIG),
+    Mutant("policies.queue.starting:replan", "return blocked and", "return False and", _CYCLES),
+    Mutant("policies.queue.starting:replan", "index.changed = saved or bool(index.fresh)", "pass", _CYCLES),
     Mutant(
         "policies.queue.reclaim:start_within_quota", "if first is not None and key[:2] != first:", "if False:", _RECLAIM
     ),

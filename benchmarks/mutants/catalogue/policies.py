@@ -215,9 +215,15 @@ MUTANTS = (
     ),
     Mutant(
         "policies.index.held_slots:HeldSlots.update_expected_end",
-        "self._expect(self.state.jobs[job_id])",
+        "self._expect_again({job.job_id, *partners})",
         "pass",
         ("tests/policies/test_room.py",),
+    ),
+    Mutant(
+        "policies.index.held_slots:HeldSlots._expect_again",
+        "waiting += more",
+        "pass",
+        ("tests/policies/test_mig.py",),
     ),
     Mutant(
         "policies.index.held_slots:HeldSlots.update_expected_restarts",

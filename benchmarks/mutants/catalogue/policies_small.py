@@ -61,22 +61,16 @@ MUTANTS = (
     Mutant(
         "policies.queue.preemption:lost_gpu_seconds", "interval and not spec.checkpoint_command", "interval", _PARTS
     ),
-    Mutant("policies.queue.preemption:_counted", "usable = sum(pool != NOWHERE", "usable = sum(True", _PARTS),
-    Mutant("policies.queue.preemption:_counted", "pool % TIERS == Tier.SPARE", "False", _SPARES),
-    Mutant(
-        "policies.queue.preemption:_room",
-        "slots - on_spares, held_spares + on_spares",
-        "slots, held_spares + on_spares",
-        _SPARES,
-    ),
+    Mutant("policies.queue.preemption:_by_type", "pool != NOWHERE and", "", _PARTS),
+    Mutant("policies.queue.preemption:_by_type", "+= pool % TIERS == Tier.SPARE", "+= 0", _SPARES),
+    Mutant("policies.queue.preemption:_rooms", "held[number] += slots - spares", "held[number] += slots", _SPARES),
     Mutant(
         "policies.queue.pass_room:Room.take",
-        "min(max(slots - max(self._idle, 0), 0), max(self._idle_spares, 0))",
+        "min(max(slots - max(self._idle, 0), 0), max(self._all_spares, 0))",
         "0",
         _ROOM,
     ),
-    Mutant("policies.queue.pass_room:Room.take", "max(on_spares, slots - max(self._all, 0))", "on_spares", _ROOM),
-    Mutant("policies.queue.pass_room:Room.keep", "spares > max(self._all_spares, 0)", "False", _ROOM),
+    Mutant("policies.queue.pass_room:Room.has", "spares <= max(self._all_spares, 0)", "True", _ROOM),
     Mutant(
         "policies.queue.preemption:timeouts", "policy.order is Order.THEMIS", "policy.order is not Order.THEMIS", _PARTS
     ),

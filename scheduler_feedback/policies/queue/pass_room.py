@@ -9,8 +9,9 @@ class Room:
     idle, idle_spares: number of idle slots on nodes that are no spares, and on spare nodes. movable, movable_spares:
     the same for slots of gangs that may be stopped. Only jobs that may borrow use slots on spare nodes.
 
-    Jobs take idle slots first, and those on spare nodes last, as a placement does: otherwise a job that could start on
-    an idle spare node would cause a stop, or a job could be chosen that cannot start before the next pass.
+    Jobs take idle slots first, as a placement does: otherwise a job that could start on an idle spare node would cause
+    a stop, or a job could be chosen that cannot start before the next pass. Of idle slots, they take those on spare
+    nodes last. Of the others, they take those on spare nodes first, because fewer jobs can use these.
     """
 
     __slots__ = ("_all", "_all_spares", "_idle", "_idle_spares")
@@ -34,8 +35,7 @@ class Room:
     def take(self, slots: int, borrows: bool) -> None:
         """Give this number of slots, at most ``most(borrows)``, to a pending job."""
         if borrows:
-            on_spares = min(max(slots - max(self._idle, 0), 0), max(self._idle_spares, 0))
-            on_spares = max(on_spares, slots - max(self._all, 0))
+            on_spares = min(max(slots - max(self._idle, 0), 0), max(self._all_spares, 0))
             self._idle_spares -= on_spares
             self._all_spares -= on_spares
             slots -= on_spares
