@@ -56,6 +56,7 @@ from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sizes, State
 from scheduler_feedback.journal.replay import replay
 from scheduler_feedback.policies.gpu_types.type_trades import own_slots
+from scheduler_feedback.policies.index.held_slots import claimed_ranks
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.power.account import account_of
 from scheduler_feedback.policies.power.limits import wanted_limits
@@ -379,7 +380,7 @@ class Ordeal:
         taken = {job_id: len(living.slots) for (job_id, _), living in self.alive.items()}
         for job in self.state.jobs.values():
             if job.claim:
-                taken[job.job_id] = max(taken.get(job.job_id, 0), len(job.claim))
+                taken[job.job_id] = max(taken.get(job.job_id, 0), claimed_ranks(job, job.claim))
         held = dict.fromkeys(queues, 0)
         for job_id, slots in taken.items():
             name = self.state.jobs[job_id].spec.queue
