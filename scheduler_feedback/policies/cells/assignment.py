@@ -18,7 +18,6 @@ from scheduler_feedback.policies.cells.slot_use import (
 )
 from scheduler_feedback.policies.cells.virtual_cluster import SHARED, VirtualCluster
 from scheduler_feedback.policies.cycle_context import CycleContext
-from scheduler_feedback.policies.index.held_slots import claimed_ranks
 from scheduler_feedback.policies.queue.placement import Shape, place, shape_of
 from scheduler_feedback.policies.queue.preemption import stop_for
 from scheduler_feedback.policies.queue.starting import release_reservation, start
@@ -56,7 +55,7 @@ def assign_cells(context: CycleContext) -> None:
 def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: SlotUse, job: Job) -> None:
     """Start the guaranteed job on the slots of its cells, or make other jobs leave them first."""
     index, state = context.index, context.state
-    if index.shares.limited and index.shares.room(job.spec.queue, claimed_ranks(job, job.cell_slots)) is not None:
+    if index.shares.limited and index.shares.room(job.spec.queue, len(job.cell_slots)) is not None:
         guarantee(context, job, ())  # another job of the queue has just started
         return
     cells = list(dict.fromkeys(slot.node for slot in job.cell_slots))
