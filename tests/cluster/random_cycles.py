@@ -637,14 +637,9 @@ class Ordeal:
         assert self.state == before
 
     def _settles(self) -> bool:
-        """Return whether another evaluation at the same time must decide nothing.
-
-        The order `themis` changes with time. In act mode, a preemption pass may choose a job that fits on no nodes, and
-        leaves idle slots to the next event or pass.
-        """
-        policy = self.policy
-        passes = policy.preempt and policy.order is not Order.FAIR and policy.mode is Mode.ACT
-        return policy.order is not Order.THEMIS and not (passes and policy.replan_seconds)
+        """Return whether another evaluation at the same time must decide nothing. The order `themis` changes with
+        time."""
+        return self.policy.order is not Order.THEMIS
 
     def _observations(self) -> tuple[Event, ...]:
         """Return what the backend reports after a restart."""

@@ -13,13 +13,14 @@ from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.codec import decode_event, decode_state, encode_event, encode_state
 from scheduler_feedback.core.events import FreezeSet, NodeSeen, Tick, VerdictJudged
-from scheduler_feedback.core.job import JobState, StopReason
+from scheduler_feedback.core.job import JobState, Slot, StopReason
 from scheduler_feedback.core.mig import MODELS
-from scheduler_feedback.core.state import Mode, Policy
+from scheduler_feedback.core.state import Mode, Policy, Sharing
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
 from scheduler_feedback.policies.index.scheduling_index import drop_index
 from tests.cluster.cycle_world import SECOND, World
 from tests.policies.test_feedback import _POLICY, four_nodes
+from tests.policies.test_sharing import pair
 
 STOPPED = Evidence("process_state", 3.0, 1.0, "state", "rank 3's process is stopped (SIGSTOP)", 4.0)
 
@@ -187,3 +188,16 @@ def test_a_gang_beside_others_restarts_without_their_slots() -> None:
     world.end(hangs, 137)
     assert [world.state.jobs[one].state.holds_slots for one in (stays, hangs)] == [True, True]
     assert [world.state.jobs[one].attempt for one in (stays, hangs)] == [1, 2]
+
+
+@pytest.mark.parametrize("hangs", ["host", "guest"])
+def test_a_hanging_host_keeps_its_slot_and_a_hanging_guest_leaves_it(hangs: str) -> None:
+    """The guest leaves with its host. The host stays when its guest leaves."""
+    world, host, guest = pair(replace(_POLICY, sharing=Sharing.GANDIVA), restartable=True, grace_seconds=4.0)
+    world.advance(100.0)
+    world.cycle(hang(world, {"host": host, "guest": guest}[hangs], rank=0))
+    claims = [world.state.jobs[one].claim for one in (host, guest)]
+    stopped = [world.state.jobs[one].stop_reason is not None for one in (host, guest)]
+    assert (claims, stopped) == (
+        ([[Slot("n0", 0)], []], [True, True]) if hangs == "host" else ([[], []], [False, True])
+    )

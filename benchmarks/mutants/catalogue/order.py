@@ -59,9 +59,14 @@ MUTANTS = (
         _ELASTIC,
     ),
     Mutant("policies.queue.starting:replan", "least + rooms[number].most(may_borrow(job.spec))", "10**9", _ELASTIC),
-    Mutant("policies.queue.starting:replan", "saved |= bool(used)", "pass", _MIG),
+    Mutant("policies.queue.starting:replan", "saved |= any(slot in index.sharers for slot in slots)", "pass", _MIG),
     Mutant("policies.queue.starting:replan", "return blocked and", "return False and", _CYCLES),
-    Mutant("policies.queue.starting:replan", "index.changed = saved or bool(index.fresh)", "pass", _CYCLES),
+    Mutant(
+        "policies.queue.starting:replan",
+        "index.changed, index.grown = saved or bool(index.fresh), saved",
+        "pass",
+        _CYCLES,
+    ),
     Mutant(
         "policies.queue.reclaim:start_within_quota", "if first is not None and key[:2] != first:", "if False:", _RECLAIM
     ),

@@ -3,6 +3,7 @@
 from benchmarks.mutants.mutant import Mutant
 
 _SPARES = ("tests/policies/test_spares.py",)
+_HANGS = ("tests/policies/test_hang_restart.py",)
 _ROOM = ("tests/policies/test_pass_room.py",)
 _PARTS = ("tests/policies/test_policy_parts.py",)
 _BACKFILL = ("tests/policies/test_backfill.py",)
@@ -60,6 +61,18 @@ MUTANTS = (
     Mutant("policies.queue.preemption:may_be_stopped", "now_ns - since_ns >=", "now_ns - since_ns >", _PARTS),
     Mutant(
         "policies.queue.preemption:lost_gpu_seconds", "interval and not spec.checkpoint_command", "interval", _PARTS
+    ),
+    Mutant(
+        "policies.remediation.mitigation_options:_of_hang",
+        "if index_of(state).freed_by(job, own) == own else ()",
+        "if not index_of(state).partners(job.job_id) else ()",
+        _HANGS,
+    ),
+    Mutant(
+        "policies.remediation.mitigation_options:_of_hang",
+        "if index_of(state).freed_by(job, own) == own else ()",
+        "",
+        _HANGS,
     ),
     Mutant("policies.queue.preemption:_by_type", "pool != NOWHERE and", "", _PARTS),
     Mutant("policies.queue.preemption:_by_type", "+= pool % TIERS == Tier.SPARE", "+= 0", _SPARES),

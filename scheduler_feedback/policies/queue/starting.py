@@ -105,15 +105,14 @@ def replan(context: CycleContext) -> bool:
             blocked = True
         else:
             rooms[number].take(max(len(slots) - least, 0), may_borrow(job.spec))
-            used = index.sharers.keys() & set(slots) if index.sharers else ()
-            saved |= bool(used)  # it needs fewer slots than it was given
+            saved |= any(slot in index.sharers for slot in slots)  # it needs fewer slots than it was given
             start(context, job, slots, "started", "chosen by the preemption pass")
     if context.state.policy.divides:
         _start_beside(context)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
-    index.fresh = {job_id for job_id in index.released if job_id in index.line}  # the next cycle evaluates them,
-    index.changed = saved or bool(index.fresh)  # also without backfill
-    index.grown = saved
+    # The next cycle evaluates the jobs that starts of this pass have let in, and all if slots are left.
+    index.fresh = {job_id for job_id in index.released if job_id in index.line}
+    index.changed, index.grown = saved or bool(index.fresh), saved
     return blocked and context.state.policy.mode is Mode.OBSERVE
 
 

@@ -145,10 +145,11 @@ def _of_hang(state: State, job: Job, verdict: Verdict, restart: Option, plan: Pl
         return Option(code, words, test, restart.target)
     found: Option | None = restart if restart.target else None
     found = found or _shrunk(state, job, test, plan) or _requeued(state, job, test, now_ns)
-    if found is None and still_usable(plan, state.nodes, [rank.slot for rank in job.ranks]):
-        # Other jobs on its slots stay, so that it cannot reserve them: it takes what it leaves, from the queue.
-        shared = bool(index_of(state).partners(job.job_id))
-        found = Option("restart", "", test, () if shared else tuple(rank.slot for rank in job.ranks), in_place=True)
+    own = tuple(rank.slot for rank in job.ranks)
+    if found is None and still_usable(plan, state.nodes, own):
+        # Slots on which other jobs stay cannot be reserved: the gang then starts again from the queue.
+        target = own if index_of(state).freed_by(job, own) == own else ()
+        found = Option("restart", "", test, target, in_place=True)
     if found is None:
         words = hang_restart.in_words(verdict, "target", _no_target(job, verdict.node), test.cost_seconds, now_ns)
         return Option("target", words, test)
