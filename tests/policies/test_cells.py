@@ -381,6 +381,22 @@ def test_a_pending_job_that_cannot_start_has_no_cells() -> None:
     assert world.state.jobs[large].cell_slots == []
 
 
+def test_another_job_gets_the_cells_of_one_that_reaches_its_limit() -> None:
+    """The large job waits for a node. A small job of its queue starts, and leaves it fewer slots than it needs."""
+    world = World({"n0": 4, "n1": 4}, Policy())
+    for _ in range(2):
+        world.submit(3, 5000.0, **FIXED)
+    world.running()
+    queues = (Queue("c", cells={Cell.NODE: 1, Cell.GPU: 1}, limit=4),)
+    world.cycle(PolicySet(replace(world.state.policy, queues=queues)))
+    ranks = {"large": 4, "small": 1, "next": 2}
+    world.cycle(*(Submitted(name, JobSpec(name, ("train",), many, queue="c")) for name, many in ranks.items()))
+    assert active(world, "large", "small") == [False, True]
+    world.cycle(Tick())
+    assert [bool(world.state.jobs[name].cell_slots) for name in ranks] == [False, True, True]
+    assert not world.cycle(Tick()).changed
+
+
 def test_a_cell_is_taken_back_where_the_least_work_is_lost() -> None:
     """One job loses up to an hour of work, the other some seconds. Both hold as many slots."""
     world = world_of({"a": {Cell.NODE: 2}, "b": {}}, nodes=2)

@@ -58,8 +58,12 @@ MUTANTS = (
         "return left",
         _ELASTIC,
     ),
-    Mutant("policies.queue.starting:replan", "least + rooms[number].most(may_borrow(job.spec))", "10**9", _ELASTIC),
-    Mutant("policies.queue.starting:replan", "saved |= any(slot in index.sharers for slot in slots)", "pass", _MIG),
+    Mutant(
+        "policies.queue.starting:_start_chosen", "least + rooms[number].most(may_borrow(job.spec))", "10**9", _ELASTIC
+    ),
+    Mutant(
+        "policies.queue.starting:_start_chosen", "saved |= any(slot in index.sharers for slot in slots)", "pass", _MIG
+    ),
     Mutant("policies.queue.starting:replan", "return blocked and", "return False and", _CYCLES),
     Mutant(
         "policies.queue.starting:replan",

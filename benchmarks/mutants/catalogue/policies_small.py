@@ -4,6 +4,7 @@ from benchmarks.mutants.mutant import Mutant
 
 _SPARES = ("tests/policies/test_spares.py",)
 _HANGS = ("tests/policies/test_hang_restart.py",)
+_FIT = ("tests/policies/test_preemption_fit.py",)
 _ROOM = ("tests/policies/test_pass_room.py",)
 _PARTS = ("tests/policies/test_policy_parts.py",)
 _BACKFILL = ("tests/policies/test_backfill.py",)
@@ -74,9 +75,23 @@ MUTANTS = (
         "",
         _HANGS,
     ),
-    Mutant("policies.queue.preemption:_by_type", "pool != NOWHERE and", "", _PARTS),
-    Mutant("policies.queue.preemption:_by_type", "+= pool % TIERS == Tier.SPARE", "+= 0", _SPARES),
-    Mutant("policies.queue.preemption:_rooms", "held[number] += slots - spares", "held[number] += slots", _SPARES),
+    Mutant("policies.queue.preemption:choose", "        barred.add(misfit)", "        break", _FIT),
+    Mutant(
+        "policies.queue.preemption:_first_misfit",
+        "if place(plan, job, policy=policy, most=job.spec.min_ranks) is None",
+        "if False",
+        _FIT,
+    ),
+    Mutant("policies.queue.starting:replan", "not blocked and index.capacity.spares", "False", _FIT),
+    Mutant(
+        "policies.cells.guarantees:_may_start",
+        "shares.room(job.spec.queue, len(job.cell_slots)) is not None",
+        "False",
+        ("tests/policies/test_cells.py",),
+    ),
+    Mutant("policies.queue.pass_room:_by_type", "pool != NOWHERE and", "", _PARTS),
+    Mutant("policies.queue.pass_room:_by_type", "+= pool % TIERS == Tier.SPARE", "+= 0", _SPARES),
+    Mutant("policies.queue.pass_room:rooms_of", "held[number] += slots - spares", "held[number] += slots", _SPARES),
     Mutant(
         "policies.queue.pass_room:Room.take",
         "min(max(slots - max(self._idle, 0), 0), max(self._all_spares, 0))",

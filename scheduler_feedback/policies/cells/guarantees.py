@@ -80,7 +80,10 @@ def _may_be_guaranteed(job: Job) -> bool:
 
 
 def _may_start(context: CycleContext, cluster: VirtualCluster, job: Job) -> bool:
-    """Return whether the pending guaranteed job can start in the cells that are bound already."""
+    """Return whether the pending guaranteed job can start in the cells that are bound already, within its limit."""
+    shares = context.index.shares
+    if shares.limited and shares.room(job.spec.queue, len(job.cell_slots)) is not None:
+        return False
     if paused(context.state, job, context.now_ns) is not None:
         return False
     return not unusable(context.index, cluster, job, {slot.node for slot in job.cell_slots})

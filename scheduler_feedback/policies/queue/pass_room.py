@@ -1,6 +1,14 @@
-"""Count the slots of one GPU type that a preemption pass has left to give, on spare nodes and on all others."""
+"""Count the slots of each GPU type that a preemption pass has left to give, on spare nodes and on all others."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+
+from scheduler_feedback.core.cluster import Tier
+from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
+from scheduler_feedback.policies.queue.placement import in_parts
 
 
 class Room:
@@ -52,3 +60,52 @@ class Room:
         self._all_spares -= spares
         self._idle = min(self._idle, self._all)
         self._idle_spares = min(self._idle_spares, self._all_spares)
+
+
+def rooms_of(index: SchedulingIndex, running: list[Job], movable: list[Job]) -> list[Room]:
+    """Return for each GPU type the slots that the pass may give: idle ones, and those of gangs that may be stopped."""
+    idle, spare_idle = list(index.capacity.slots_of), list(index.capacity.spare_slots_of)
+    held, spare_held = [0] * len(idle), [0] * len(idle)
+    for job in running:
+        if job.stop_reason is None:
+            for number, slots, spares in counted(index, job):
+                idle[number] -= slots - spares
+                spare_idle[number] -= spares
+    for job_id, claim in index.claims.items():
+        if job_id not in index.held:
+            for number, slots, spares in _by_type(index, claim):
+                idle[number] -= slots - spares
+                spare_idle[number] -= spares
+    for job in movable:
+        for number, slots, spares in counted(index, job):
+            held[number] += slots - spares
+            spare_held[number] += spares
+    return [Room(*counts) for counts in zip(idle, held, spare_idle, spare_held, strict=True)]
+
+
+def counted(index: SchedulingIndex, job: Job) -> list[tuple[int, int, int]]:
+    """Count the running gang's slots of each GPU type, and those of them on spare nodes. Slots on unavailable nodes and
+    on nodes on probation do not count."""
+    if job.guest_of:  # the slots count for the jobs that it joined
+        return []
+    slots: Collection[Slot] = [rank.slot for rank in job.ranks]
+    if index.sharers and in_parts(index.policy, job.spec):
+        # A slot counts for the first job on it, and once for all of its MIG instances.
+        slots = {slot for slot in slots if index.sharers.get(slot, (job.job_id,))[0] == job.job_id}
+    return _by_type(index, slots)
+
+
+def _by_type(index: SchedulingIndex, slots: Collection[Slot]) -> list[tuple[int, int, int]]:
+    plan, capacity = index.plan, index.capacity
+    all_alike = len(plan.topology.type_names) == 1 and not capacity.spares and not capacity.unusable
+    if all_alike and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
+        return [(0, len(slots), 0)]
+    numbers, pools = plan.topology.number, plan.pool
+    counts: dict[int, list[int]] = {}
+    for slot in slots:
+        pool = pools[numbers[slot.node]] if slot.node in numbers else NOWHERE
+        if pool != NOWHERE and pool % TIERS != Tier.PROBATION:
+            of_type = counts.setdefault(pool // TIERS, [0, 0])
+            of_type[0] += 1
+            of_type[1] += pool % TIERS == Tier.SPARE
+    return [(number, all_of_them, spares) for number, (all_of_them, spares) in counts.items()]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from heapq import merge
 
 from scheduler_feedback.core.cluster import Tier
@@ -21,11 +22,12 @@ from scheduler_feedback.core.state import Estimates, Mode, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
-from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
+from scheduler_feedback.policies.index.slot_plan import TIERS
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order.round_robin import is_past_slice, slice_seconds
-from scheduler_feedback.policies.queue.pass_room import Room
-from scheduler_feedback.policies.queue.placement import in_parts, may_borrow, place, usable_types
+from scheduler_feedback.policies.queue.pass_room import Room, counted, rooms_of
+from scheduler_feedback.policies.queue.placement import Shape, in_parts, may_borrow, place, usable_types
+from scheduler_feedback.policies.shares.part_placement import place_now
 
 RENEW_NS = 1800 * 1_000_000_000
 """Interval, in ns, at which the expected run times of all pending jobs are updated from similar jobs."""
@@ -83,8 +85,8 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 
 
-def choose(context: CycleContext) -> tuple[list[tuple[Job, int]], list[Room]]:
-    """Run a preemption pass and stop the gangs that were not chosen.
+def choose(context: CycleContext, stops: bool = True) -> tuple[list[tuple[Job, int]], list[Room]]:
+    """Run a preemption pass and stop the gangs that were not chosen. stops: whether it may stop gangs.
 
     Return the chosen pending jobs, in order, each with the number of the GPU type whose slots it was given, and for
     each type, the slots that no chosen job needs: elastic gangs may start with that many extra ranks.
@@ -94,12 +96,46 @@ def choose(context: CycleContext) -> tuple[list[tuple[Job, int]], list[Room]]:
     state.planned_ns, state.replan_owed = now_ns, False
     context.evaluated = True
     running = [state.jobs[job_id] for job_id in index.held]
-    movable = [job for job in running if may_be_stopped(state, job, now_ns)]
-    if state.policy.order is Order.THEMIS:
+    movable = [job for job in running if may_be_stopped(state, job, now_ns)] if stops else []
+    leaving = [job for job in running if job.stop_reason is not None]
+    if stops and state.policy.order is Order.THEMIS:
         renew_all(context)
-    if state.policy.order is Order.LAS:
+    if stops and state.policy.order is Order.LAS:
         index.demote(running)
-    rooms = _rooms(index, running, movable)
+    barred: set[Shape] = set()
+    while True:  # at most once for each shape
+        selection = _select(context, running, movable, barred)
+        misfit = _first_misfit(index, selection.starting, [*leaving, *selection.stopped])
+        if misfit is None:
+            break
+        barred.add(misfit)
+    starting, stopped = selection.starting, selection.stopped
+    if state.policy.order is Order.LAS:
+        index.take_turns(selection.chosen, stopped)
+    if starting:
+        for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
+            stop_for(context, job, starting[0][0])
+    return starting, selection.rooms
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Result of one walk through all jobs by urgency."""
+
+    chosen: list[Job]
+    """The chosen jobs, running and pending."""
+    starting: list[tuple[Job, int]]
+    """Those of them that are pending, each with the number of its GPU type."""
+    stopped: list[Job]
+    """The running gangs that were not chosen and whose stop frees slots."""
+    rooms: list[Room]
+    """For each GPU type, the slots that are left."""
+
+
+def _select(context: CycleContext, running: list[Job], movable: list[Job], barred: Collection[Shape]) -> _Selection:
+    """Choose each job that fits into the number of slots that are left, by urgency. barred: shapes to skip."""
+    index, state, now_ns = context.index, context.state, context.now_ns
+    rooms = rooms_of(index, running, movable)
     ranked = sorted(order.key_of(state, job) for job in movable)
     chosen: list[Job] = []
     starting: list[tuple[Job, int]] = []
@@ -110,17 +146,19 @@ def choose(context: CycleContext) -> tuple[list[tuple[Job, int]], list[Room]]:
             break
         job = state.jobs[key[-1]]
         if job.state is not JobState.PENDING:
-            held = _counted(index, job)
+            held = counted(index, job)
             if all(rooms[number].has(slots, spares) for number, slots, spares in held):
                 for number, slots, spares in held:
                     rooms[number].keep(slots, spares)
                 chosen.append(job)
                 kept.add(job.job_id)
             continue
+        if barred and _shape(index, job) in barred:
+            continue
         # No gang is stopped to give another more than its minimum.
         ranks, borrows = index.plan.topology.slots_needed(job.spec), may_borrow(job.spec)
-        counted = job.spec.min_ranks or job.spec.ranks  # in its queue, each MIG instance counts as a slot
-        if job.not_before_ns > now_ns or index.shares.room(job.spec.queue, counted) is not None:
+        size = job.spec.min_ranks or job.spec.ranks  # in its queue, each MIG instance counts as a slot
+        if job.not_before_ns > now_ns or index.shares.room(job.spec.queue, size) is not None:
             continue
         types = [one for one in usable_types(index.plan, job, state.policy) if ranks <= rooms[one].most(borrows)]
         if types:
@@ -128,68 +166,44 @@ def choose(context: CycleContext) -> tuple[list[tuple[Job, int]], list[Room]]:
             rooms[number].take(ranks, borrows)
             chosen.append(job)
             starting.append((job, number))
-            index.shares.use(job.spec.queue, counted)  # counts at once against its queues' limits for the jobs after it
-            used.append((job.spec.queue, counted))
-    for queue, counted in used:
-        index.shares.use(queue, -counted)
+            index.shares.use(job.spec.queue, size)  # counts at once against its queues' limits for the jobs after it
+            used.append((job.spec.queue, size))
+    for queue, size in used:
+        index.shares.use(queue, -size)
     # Stopping a gang that runs on unavailable nodes only would free no usable slots.
     passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
-    stopped = [job for job in passed_over if any(slots for _, slots, _ in _counted(index, job))]
-    if state.policy.order is Order.LAS:
-        index.take_turns(chosen, stopped)
-    if starting:
-        for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
-            stop_for(context, job, starting[0][0])
-    return starting, rooms
+    stopped = [job for job in passed_over if any(slots for _, slots, _ in counted(index, job))]
+    return _Selection(chosen, starting, stopped, rooms)
 
 
-def _rooms(index: SchedulingIndex, running: list[Job], movable: list[Job]) -> list[Room]:
-    """Return for each GPU type the slots that the pass may give: idle ones, and those of gangs that may be stopped."""
-    idle, spare_idle = list(index.capacity.slots_of), list(index.capacity.spare_slots_of)
-    held, spare_held = [0] * len(idle), [0] * len(idle)
-    for job in running:
-        if job.stop_reason is None:
-            for number, slots, spares in _counted(index, job):
-                idle[number] -= slots - spares
-                spare_idle[number] -= spares
-    for job_id, claim in index.claims.items():
-        if job_id not in index.held:
-            for number, slots, spares in _by_type(index, claim):
-                idle[number] -= slots - spares
-                spare_idle[number] -= spares
-    for job in movable:
-        for number, slots, spares in _counted(index, job):
-            held[number] += slots - spares
-            spare_held[number] += spares
-    return [Room(*counts) for counts in zip(idle, held, spare_idle, spare_held, strict=True)]
+def _first_misfit(index: SchedulingIndex, starting: list[tuple[Job, int]], leaving: list[Job]) -> Shape | None:
+    """Return the shape of the first chosen job that would fit on no nodes, even after the leaving gangs have ended.
+
+    ``_select`` only counts slots. If it had chosen such a job, the pass would leave slots idle for it, and could stop
+    gangs in vain. The jobs after it may fit without it.
+    """
+    if not starting:
+        return None
+    plan, policy = index.plan, index.state.policy
+    mark = plan.checkpoint()
+    waiting = []
+    for job, _ in starting:  # as the pass will start them
+        least = job.spec.min_ranks
+        slots = place_now(index, job, least) if policy.divides else place(plan, job, policy=policy, most=least)
+        if slots is None:
+            waiting.append(job)
+    if waiting and leaving:
+        claimed = {slot for slots in index.claims.values() for slot in slots}
+        for job in leaving:
+            index.vacate(job)
+        plan.hold(claimed)
+        waiting = [job for job in waiting if place(plan, job, policy=policy, most=job.spec.min_ranks) is None]
+    plan.rollback(mark)
+    return _shape(index, waiting[0]) if waiting else None
 
 
-def _counted(index: SchedulingIndex, job: Job) -> list[tuple[int, int, int]]:
-    """Count the running gang's slots of each GPU type, and those of them on spare nodes. Slots on unavailable nodes and
-    on nodes on probation do not count."""
-    if job.guest_of:  # the slots count for the jobs that it joined
-        return []
-    slots: Collection[Slot] = [rank.slot for rank in job.ranks]
-    if index.sharers and in_parts(index.policy, job.spec):
-        # A slot counts for the first job on it, and once for all of its MIG instances.
-        slots = {slot for slot in slots if index.sharers.get(slot, (job.job_id,))[0] == job.job_id}
-    return _by_type(index, slots)
-
-
-def _by_type(index: SchedulingIndex, slots: Collection[Slot]) -> list[tuple[int, int, int]]:
-    plan, capacity = index.plan, index.capacity
-    all_alike = len(plan.topology.type_names) == 1 and not capacity.spares and not capacity.unusable
-    if all_alike and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
-        return [(0, len(slots), 0)]
-    numbers, pools = plan.topology.number, plan.pool
-    counts: dict[int, list[int]] = {}
-    for slot in slots:
-        pool = pools[numbers[slot.node]] if slot.node in numbers else NOWHERE
-        if pool != NOWHERE and pool % TIERS != Tier.PROBATION:
-            of_type = counts.setdefault(pool // TIERS, [0, 0])
-            of_type[0] += 1
-            of_type[1] += pool % TIERS == Tier.SPARE
-    return [(number, all_of_them, spares) for number, (all_of_them, spares) in counts.items()]
+def _shape(index: SchedulingIndex, job: Job) -> Shape:
+    return index.line.places[job.job_id].kind.shape
 
 
 # --- the fair order: only where it pays ------------------------------------------------------------------------------

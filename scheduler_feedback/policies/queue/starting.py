@@ -19,6 +19,7 @@ from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
+from scheduler_feedback.policies.queue.pass_room import Room
 from scheduler_feedback.policies.queue.placement import (
     Shape,
     attempt_speed,
@@ -91,22 +92,11 @@ def replan(context: CycleContext) -> bool:
     index.mark_evaluated()
     index.released = set()
     _keep(context, None)
-    chosen, rooms = preemption.choose(context)
-    blocked = saved = False
-    for job, number in chosen:
-        least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
-        if job.spec.min_ranks:
-            most = min(least + rooms[number].most(may_borrow(job.spec)), job.spec.ranks if most is None else most)
-        if context.state.policy.divides:
-            slots = place_now(index, job, most)
-        else:
-            slots = place(index.plan, job, policy=context.state.policy, most=most)
-        if slots is None:
-            blocked = True
-        else:
-            rooms[number].take(max(len(slots) - least, 0), may_borrow(job.spec))
-            saved |= any(slot in index.sharers for slot in slots)  # it needs fewer slots than it was given
-            start(context, job, slots, "started", "chosen by the preemption pass")
+    blocked, saved = _start_chosen(context, *preemption.choose(context))
+    if not blocked and index.capacity.spares:
+        # The started gangs may be on fewer or more spare slots than the pass counted, which other jobs can use.
+        blocked, more = _start_chosen(context, *preemption.choose(context, stops=False))
+        saved |= more
     if context.state.policy.divides:
         _start_beside(context)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
@@ -114,6 +104,27 @@ def replan(context: CycleContext) -> bool:
     index.fresh = {job_id for job_id in index.released if job_id in index.line}
     index.changed, index.grown = saved or bool(index.fresh), saved
     return blocked and context.state.policy.mode is Mode.OBSERVE
+
+
+def _start_chosen(context: CycleContext, chosen: list[tuple[Job, int]], rooms: list[Room]) -> tuple[bool, bool]:
+    """Start the jobs that a preemption pass has chosen (``preemption.choose``) and that fit into free slots.
+
+    Return whether any must wait, and whether any needs fewer slots than the pass has counted.
+    """
+    index, policy = context.index, context.state.policy
+    blocked = saved = False
+    for job, number in chosen:
+        least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
+        if job.spec.min_ranks:
+            most = min(least + rooms[number].most(may_borrow(job.spec)), job.spec.ranks if most is None else most)
+        slots = place_now(index, job, most) if policy.divides else place(index.plan, job, policy=policy, most=most)
+        if slots is None:
+            blocked = True
+        else:
+            rooms[number].take(max(len(slots) - least, 0), may_borrow(job.spec))
+            saved |= any(slot in index.sharers for slot in slots)
+            start(context, job, slots, "started", "chosen by the preemption pass")
+    return blocked, saved
 
 
 def _start_beside(context: CycleContext) -> None:

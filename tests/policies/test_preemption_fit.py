@@ -1,0 +1,81 @@
+"""A preemption pass chooses no job that fits on no nodes: it would stop gangs in vain, and leave slots idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.core.cluster import Level, NodeState
+from scheduler_feedback.core.events import Submitted
+from scheduler_feedback.core.job import JobSpec, JobState
+from scheduler_feedback.core.state import Estimates, Order, Policy
+from tests.cluster.cycle_world import World
+
+ORDERS = [Order.SJF, Order.SRTF, Order.SRSF]
+MOVABLE: dict[str, Any] = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
+
+
+def _world(order: Order, **values: Any) -> World:
+    policy = Policy(order=order, estimates=Estimates.EXACT, preempt=True, min_run_seconds=0.0, **values)
+    return World({"n0": 2, "n1": 2}, policy, racks=1)
+
+
+def _submitted(name: str, ranks: int, seconds: float, **values: Any) -> Submitted:
+    return Submitted(name, JobSpec(name, ("train",), ranks, exact_seconds=seconds, **values))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_a_job_that_fits_on_no_nodes_leaves_the_idle_slots_to_the_next(order: Order, seconds: float) -> None:
+    world = _world(order, replan_seconds=seconds)
+    first, second, third = (world.submit(1, 500.0, exact_seconds=500.0) for _ in range(3))
+    world.running()
+    assert (world.nodes_of(first), world.nodes_of(second), world.nodes_of(third)) == ({"n0"}, {"n0"}, {"n1"})
+    world.end(first)
+    world.advance(100.0)
+    world.cycle(
+        _submitted("wide", 2, 10.0, required_level=Level.NODE),
+        _submitted("also-wide", 2, 11.0, required_level=Level.NODE),
+        _submitted("narrow", 1, 100.0),
+    )
+    assert [world.job_state(name) for name in ("wide", "also-wide", "narrow")] == [
+        JobState.PENDING,
+        JobState.PENDING,
+        JobState.STARTING,
+    ]
+    world.running()
+    world.end(third)
+    world.end("narrow")
+    assert world.job_state("wide") is JobState.STARTING, "once a node is free"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_gang_is_stopped_for_a_job_that_does_not_fit_without_it(order: Order) -> None:
+    world = _world(order, replan_seconds=0.0)
+    fixed = world.submit(1, 5000.0, exact_seconds=5000.0)
+    movable = world.submit(1, 9000.0, exact_seconds=9000.0, **MOVABLE)
+    other = world.submit(1, 5000.0, exact_seconds=5000.0)
+    world.running()
+    assert (world.nodes_of(fixed), world.nodes_of(movable), world.nodes_of(other)) == ({"n0"}, {"n0"}, {"n1"})
+    world.advance(100.0)
+    world.cycle(_submitted("wide", 2, 10.0, required_level=Level.NODE))
+    assert "preempt" not in world.entry_kinds(movable), "each node would still have one slot only"
+    world.end(other)
+    assert world.job_state("wide") is JobState.STARTING
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_job_starts_on_a_suspect_node_if_another_takes_the_spare(order: Order) -> None:
+    """The pass counts that the first job takes the two slots that are no spares. It starts on the healthy spare."""
+    world = _world(order, replan_seconds=60.0, spare_nodes=1, spare_level=Level.RACK)
+    assert [node.name for node in world.state.nodes.values() if node.spare] == ["n1"]
+    accused = world.submit(2, 500.0, exact_seconds=500.0)
+    world.running()
+    world.advance(30.0)
+    world.cycle(world.verdict(accused, slowdown=1.2))
+    assert world.state.nodes["n0"].state is NodeState.SUSPECT
+    world.end(accused)
+    world.advance(100.0)
+    world.cycle(_submitted("lent", 2, 500.0, **MOVABLE), _submitted("plain", 2, 600.0))
+    assert (world.nodes_of("lent"), world.nodes_of("plain")) == ({"n1"}, {"n0"})
