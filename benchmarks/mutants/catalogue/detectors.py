@@ -1229,6 +1229,24 @@ MUTANTS = (
         ("tests/detectors/test_from_start.py",),
     ),
     Mutant(
+        "detectors.counters.tensor_cycles:TensorCycles.take",
+        "np.where(np.isnan(clock), active, active * clock)",
+        "active",
+        ("tests/detectors/test_tensor_cycles.py",),
+    ),
+    Mutant(
+        "detectors.counters.tensor_cycles:TensorCycles.more_than_usual",
+        " / self._usual[peers]",
+        "",
+        ("tests/detectors/test_tensor_cycles.py",),
+    ),
+    Mutant(
+        "detectors.counters.tensor_cycles:_averages",
+        "LEAST_STEPS * step_seconds <= SECONDS",
+        "True",
+        ("tests/detectors/test_tensor_cycles.py",),
+    ),
+    Mutant(
         "detectors.straggler.straggler_causes:Causes._more_work",
         "counters.peers if from_start else counters.level",
         "counters.level",

@@ -28,6 +28,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.feature_scales import BAD, COUNT, COUNTS, FLOOR, on_scale
+from scheduler_feedback.detectors.counters.tensor_cycles import AVERAGED, TensorCycles
 from scheduler_feedback.detectors.stats.group_medians import known_median, usual_value
 from scheduler_feedback.detectors.stats.validity_mask import BoolArray, ValidityMask, ValidityMasks
 from scheduler_feedback.detectors.steps.places import LEAST_PEERS
@@ -77,8 +78,12 @@ _NOTHING: Mapping[str, Float32Array | float] = {
     **dict.fromkeys(("_mean", "_square", "_taken", "score"), 0.0),
     **dict.fromkeys(("level", "peers", "newest"), np.nan),
     "scale": FLOOR[:, None],
+    "_cycles": np.array([[0.0], [0.0], [np.nan]], np.float32),
 }
 """Initial value of each array of CounterStatistics, by the name of the array."""
+
+_ROWS = {"_cycles": len(AVERAGED)}
+"""Number of rows of the arrays that have not one row per feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,8 @@ class CounterStatistics:
     """Newest value of each counter, in its own unit."""
     score: Float32Array
     """CUSUM (running sum) of each residual, in the direction that indicates a fault."""
+    _cycles: Float32Array
+    """State of ``tensor_cycles``: [3, N]."""
 
     def _shape(self, columns: int, stay: Sequence[tuple[slice, slice]] = ()) -> None:
         """Make the arrays fit this number of columns, and keep the state of the columns in `stay`.
@@ -140,9 +147,10 @@ class CounterStatistics:
         room_for = self._room.get("score", _NO_ROOM).shape[1]
         in_place = columns <= room_for <= 2 * columns and all(place.start <= old.start for place, old in moved)
         for name, nothing in _NOTHING.items():
-            known = self._room.get(name, _NO_ROOM)
-            room = known if in_place else np.empty((COUNT, columns + columns // SPARE), np.float32)
-            empty = np.broadcast_to(np.asarray(nothing, np.float32), (COUNT, 1))[:, 0].tolist()
+            rows = _ROWS.get(name, COUNT)
+            known = self._room.get(name, _NO_ROOM[:rows])
+            room = known if in_place else np.empty((rows, columns + columns // SPARE), np.float32)
+            empty = np.broadcast_to(np.asarray(nothing, np.float32), (rows, 1))[:, 0].tolist()
             for row, old, value in zip(room, known, empty, strict=True):  # a row fits into a CPU cache
                 end = 0
                 for place, before in moved:
@@ -153,6 +161,7 @@ class CounterStatistics:
                 row[end:columns] = value
             self._room[name] = room
             setattr(self, name, room[:, :columns])
+        self.cycles = TensorCycles(self._cycles, self.peers_of)
         self._scaled = np.empty((COUNT, columns), np.float32)
         self._scratch = np.empty((2, columns), np.float32)
         self._masks = ValidityMasks(self.peers_of)
@@ -175,15 +184,17 @@ class CounterStatistics:
             self._restored_until_ns = self._restored_until_ns or telemetry.now_ns + ABSENT_NS
             if telemetry.now_ns > self._restored_until_ns:
                 self._restored.clear()
-        values = telemetry.counters.values
-        long = telemetry.counters.seconds >= LONG_WINDOW_SECONDS
+        values, seconds = telemetry.counters.values, telemetry.counters.seconds
+        long = seconds >= LONG_WINDOW_SECONDS
         self._decay, self._clip = (LONG_DECAY, LONG_CLIP) if long else (DECAY, CLIP)
-        enough = math.ceil(WARM_UP_SECONDS / telemetry.counters.seconds)
+        enough = math.ceil(WARM_UP_SECONDS / seconds)
         self._enough = min(max(enough, LEAST_WARM_UP_WINDOWS), WARM_UP_WINDOWS)
         # The scale of an event counter is at least one event a window.
-        one = np.float32(math.log1p(1.0 / telemetry.counters.seconds))
+        one = np.float32(math.log1p(1.0 / seconds))
         self._floor = np.where(COUNTS, np.maximum(FLOOR, one), FLOOR)
+        self.cycles = TensorCycles(self._cycles, self.peers_of)
         for window in range(values.shape[1]):
+            self.cycles.take(values[FEATURE["tensor_active"], window], values[FEATURE["sm_clock"], window], seconds)
             yield from self._take(values[:, window])
         self._now_ns = telemetry.now_ns
         learning = [shape for shape in self._shapes if (shape.job, shape.attempt) not in self._learned_ns]

@@ -131,6 +131,9 @@ class Baseline:
     """Whether each rank was already slow in the warm-up: bool [n]."""
     reference: FloatArray
     """Compute time to expect of each rank if it is healthy, in seconds a step: float64 [n]."""
+    in_most: FloatArray
+    """Median over the windows of each rank's compute time relative to the other ranks, minus its mean (logarithms):
+    float64 [n]. It is far below 0 for a rank that stalled in a few windows."""
     role_known: bool
     """Whether an earlier attempt of the gang shows how each rank usually differs from its peers."""
     final: bool = True
@@ -183,11 +186,12 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
     logs = log_compute(compute, step_seconds)
     usual_log = log_compute(usual, step_seconds)
     from_start, reference = np.zeros(count, np.bool_), usual
-    own = np.full(count, SPREAD_FLOOR)
+    own, in_most = np.full(count, SPREAD_FLOOR), np.zeros(count)
     if np.isfinite(usual).all() and count > 1:
         shifts = logs - usual_log
         residual = np.array([row - middle_of_others(row, where) for row in shifts])
         own = np.maximum(_without_stalls(residual), max(SPREAD_FLOOR, spread(residual)))
+        in_most = np.median(residual, axis=0)
         from_start, reference = _slow_from_start(usual_log, own, role, where)
     known = len(windows) > 1
     consumed = per_step(windows) if known else np.full((count, len(CONSUMED)), np.nan)
@@ -203,6 +207,7 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
         parts_compute=join(windows[:-1], "compute") if known else usual,
         from_start=from_start,
         reference=reference,
+        in_most=in_most,
         role_known=role is not None,
         final=final,
     )

@@ -252,7 +252,7 @@ Roles = dict[str, tuple[tuple[int, ...], FloatArray]]
 """For each gang, its ranks, and the log of each rank's compute time relative to the gang's median in an earlier
 attempt."""
 
-_ARRAYS = ("compute", "wait", "own_spread", "parts", "faults", "parts_compute", "from_start", "reference")
+_ARRAYS = ("compute", "wait", "own_spread", "parts", "faults", "parts_compute", "from_start", "reference", "in_most")
 _SUMS = ("score",)
 
 
@@ -308,7 +308,8 @@ def _unpack(kept: _Kept) -> GangState:
     if len(kept.nodes) != count or len(kept.roles) != count or not _of(count, kept.active, kept.node_verdicts):
         raise ValueError(f"{count} ranks, {len(kept.nodes)} nodes, verdicts on {sorted(kept.active)}")
     unknown = np.full(count, np.nan).astype("<f8").tobytes()
-    packed = {"faults": unknown} | kept.arrays  # absent in snapshots of earlier releases
+    unchanged = np.zeros(count).astype("<f8").tobytes()
+    packed = {"faults": unknown, "in_most": unchanged} | kept.arrays  # absent in snapshots of earlier releases
     arrays = {name: _floats(packed[name], count, 3 if name == "parts" else 1) for name in (*_ARRAYS, *_SUMS)}
     roles = np.array(kept.roles, np.int64) if kept.layout_known else None
     shape = Shape("", kept.attempt, np.array(kept.ranks, np.int64), kept.nodes, stage=roles)
@@ -327,6 +328,7 @@ def _unpack(kept: _Kept) -> GangState:
         parts_compute=arrays["parts_compute"],
         from_start=arrays["from_start"] > 0,
         reference=arrays["reference"],
+        in_most=arrays["in_most"],
         role_known=kept.role_known,
         final=kept.final,
     )

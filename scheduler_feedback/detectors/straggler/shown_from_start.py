@@ -63,7 +63,8 @@ def learn_shown(watched: GangState, baseline: Baseline, shown: Callable[[int], C
 
     All slower ranks of such a node are included: a slow NVLink or host slows several of them. A node is left out if
     many others are about as slow: their GPUs are of another model, or have more work, and their counters differ from
-    those of their peers for the same reason. shown: returns the cause that the counters of a rank (index) show.
+    those of their peers for the same reason. Ranks that stalled in a few windows are left out, too.
+    shown: returns the cause that the counters of a rank (index) show.
     """
     if not baseline.final or not baseline.known or baseline.role_known or watched.counted > MOST_WINDOWS:
         return
@@ -73,7 +74,7 @@ def learn_shown(watched: GangState, baseline: Baseline, shown: Callable[[int], C
     logs = log_compute(baseline.compute, baseline.step_seconds)
     usual = middle_of_equals(logs, where)
     excess = np.nan_to_num(logs - usual)
-    slower = excess >= LEAST_SLOWER
+    slower = (excess >= LEAST_SLOWER) & (excess + baseline.in_most >= LEAST_SLOWER)
     of_node = np.zeros(len(where.names))
     np.maximum.at(of_node, where.index, excess)
     most = max(1, len(where.names) // NODE_SHARE)

@@ -128,16 +128,20 @@ class Causes:
         return self._more_work(column, judgement.step_seconds, True) == -math.inf
 
     def _more_work(self, column: int, step_seconds: float, from_start: bool) -> float:
-        """Return by how much more tensor core cycles this column has than its peers: a logarithm.
+        """Return by how much more tensor core cycles this column has than its peers: a logarithm, -infinity if it is
+        unknown.
 
-        Compared with its own past, or with its peers only if it was slow from the start. -infinity if it is unknown, or
-        if a window of counters is shorter than a step: in a part of a step, a rank that takes longer works while its
-        peers wait.
+        Compared with its own past, or with its peers only if it was slow from the start. If a window of counters is
+        shorter than a step, means over many steps are compared.
         """
         counters = self._context.counters
+        if self._context.telemetry.counters.seconds < step_seconds:
+            cycles = counters.cycles
+            found = (cycles.more_than_peers if from_start else cycles.more_than_usual)(column, step_seconds)
+            return found if math.isfinite(found) else -math.inf
         of = counters.peers if from_start else counters.level
         tensor, clock = of[[FEATURE["tensor_active"], FEATURE["sm_clock"]], column].tolist()
-        if self._context.telemetry.counters.seconds < step_seconds or not math.isfinite(tensor):
+        if not math.isfinite(tensor):
             return -math.inf
         return float(tensor + (clock if math.isfinite(clock) else 0.0))
 
