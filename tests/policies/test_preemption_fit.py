@@ -79,3 +79,60 @@ def test_a_job_starts_on_a_suspect_node_if_another_takes_the_spare(order: Order)
     world.advance(100.0)
     world.cycle(_submitted("lent", 2, 500.0, **MOVABLE), _submitted("plain", 2, 600.0))
     assert (world.nodes_of("lent"), world.nodes_of("plain")) == ({"n1"}, {"n0"})
+
+
+def _with_spares(order: Order, slots: int) -> tuple[World, str]:
+    """Return two spare nodes with this number of slots each, and four other free or movable slots on one node; and the
+    gang that holds one of these."""
+    policy = Policy(
+        order=order,
+        estimates=Estimates.EXACT,
+        preempt=True,
+        min_run_seconds=0.0,
+        spare_nodes=1,
+        spare_level=Level.RACK,
+    )
+    world = World({"n0": 4, "n1": 4, "n2": slots, "n3": slots}, policy, racks=2)
+    assert {node.name for node in world.state.nodes.values() if node.spare} == {"n2", "n3"}
+    fixed = world.submit(4, 5000.0, exact_seconds=5000.0)
+    movable = world.submit(1, 9000.0, exact_seconds=9000.0, **MOVABLE)
+    world.running()
+    assert world.nodes_of(fixed) | world.nodes_of(movable) == {"n0", "n1"}
+    world.advance(100.0)
+    return world, movable
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_job_leaves_the_free_slots_that_one_before_it_needs(order: Order) -> None:
+    """The first job needs four slots that are no spares: three free ones, and that of a gang that stops. The second job
+    fits on the four spare slots, but a placement prefers the node with three free slots."""
+    world, movable = _with_spares(order, 2)
+    world.cycle(_submitted("first", 4, 10.0), _submitted("second", 4, 200.0, **MOVABLE))
+    assert world.nodes_of("second") == {"n2", "n3"}
+    world.running()
+    world.end(movable, 75, signalled=True)
+    assert world.nodes_of("first").isdisjoint({"n2", "n3"}) and world.job_state("first") is JobState.STARTING
+    assert "preempt" not in world.entry_kinds("second")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_job_that_fits_only_on_such_slots_leaves_the_others_to_the_next(order: Order) -> None:
+    world, _ = _with_spares(order, 1)
+    world.cycle(
+        _submitted("first", 4, 10.0),
+        _submitted("second", 2, 200.0, required_level=Level.NODE, **MOVABLE),
+        _submitted("third", 2, 300.0, **MOVABLE),
+    )
+    assert world.job_state("second") is JobState.PENDING
+    assert world.nodes_of("third") == {"n2", "n3"}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_gang_is_stopped_if_no_chosen_job_waits(order: Order) -> None:
+    world = _world(order, spare_nodes=1, spare_level=Level.RACK)
+    running = world.submit(1, 9000.0, exact_seconds=9000.0, **MOVABLE)
+    world.running()
+    world.advance(100.0)
+    world.cycle(_submitted("lent", 2, 10.0, **MOVABLE), _submitted("plain", 1, 20.0))
+    assert [world.job_state(name) for name in ("lent", "plain")] == [JobState.STARTING] * 2
+    assert "preempt" not in world.entry_kinds(running)

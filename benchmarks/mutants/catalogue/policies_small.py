@@ -75,13 +75,23 @@ MUTANTS = (
         "",
         _HANGS,
     ),
-    Mutant("policies.queue.preemption:choose", "        barred.add(misfit)", "        break", _FIT),
     Mutant(
-        "policies.queue.preemption:_first_misfit",
-        "if place(plan, job, policy=policy, most=job.spec.min_ranks) is None",
-        "if False",
+        "policies.queue.preemption:choose",
+        "        barred.add(fitted)",
+        "        return Chosen([], [], [], selection.rooms)",
         _FIT,
     ),
+    Mutant(
+        "policies.queue.preemption:choose", "selection.stopped if fitted.waiting else []", "selection.stopped", _FIT
+    ),
+    Mutant("policies.queue.preemption:_fit", "        plan.hold(free)", "        pass", _FIT),
+    Mutant(
+        "policies.queue.preemption:_fit",
+        "slots = place(plan, job, policy=policy, most=least) if leaving",
+        "slots = () if leaving",
+        _FIT,
+    ),
+    Mutant("policies.queue.starting:_start_chosen", "index.plan.hold(found.kept)", "found.kept.clear()", _FIT),
     Mutant("policies.queue.starting:replan", "not blocked and index.capacity.spares", "False", _FIT),
     Mutant(
         "policies.cells.guarantees:_may_start",

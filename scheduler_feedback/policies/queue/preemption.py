@@ -1,9 +1,9 @@
 """Preemption: choose which running and pending jobs get the slots, and stop running gangs that are not chosen.
 
 A preemption pass merges the preemptible running gangs and all pending jobs into one list, in the policy's order. From
-the front of the list it chooses each job that fits into the remaining slots and skips the others. A running gang that
-is not chosen is stopped. A pending job that is chosen starts if slots are free, or once the stopped gangs have ended.
-(The simulators of Tiresias and Muri use the same pass.)
+the front of the list it chooses each job that fits into the remaining slots and skips the others. A pending job that is
+chosen starts if slots are free. If any cannot start yet, the running gangs that were not chosen are stopped, and it
+starts once they have ended. (The simulators of Tiresias and Muri use the same pass.)
 
 A gang may be stopped if it is declared preemptible and restartable, and has run its minimum run time.
 """
@@ -85,11 +85,24 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 
 
-def choose(context: CycleContext, stops: bool = True) -> tuple[list[tuple[Job, int]], list[Room]]:
-    """Run a preemption pass and stop the gangs that were not chosen. stops: whether it may stop gangs.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Result of a preemption pass."""
 
-    Return the chosen pending jobs, in order, each with the number of the GPU type whose slots it was given, and for
-    each type, the slots that no chosen job needs: elastic gangs may start with that many extra ranks.
+    now: list[tuple[Job, int]]
+    """Pending jobs that fit into free slots, in order, each with the number of the GPU type whose slots it is given."""
+    waiting: list[Job]
+    """Pending jobs that fit once other gangs have ended."""
+    kept: list[Slot]
+    """Free slots that the waiting jobs need, too. Other jobs must leave them."""
+    rooms: list[Room]
+    """For each GPU type, the slots that no chosen job needs: elastic gangs may start with that many extra ranks."""
+
+
+def choose(context: CycleContext, stops: bool = True) -> Chosen:
+    """Run a preemption pass: choose pending jobs, and stop the gangs that were not chosen if any chosen job waits.
+
+    stops: whether it may stop gangs.
     """
     index = context.index
     state, now_ns = context.state, context.now_ns
@@ -105,17 +118,16 @@ def choose(context: CycleContext, stops: bool = True) -> tuple[list[tuple[Job, i
     barred: set[Shape] = set()
     while True:  # at most once for each shape
         selection = _select(context, running, movable, barred)
-        misfit = _first_misfit(index, selection.starting, [*leaving, *selection.stopped])
-        if misfit is None:
+        fitted = _fit(index, selection, [*leaving, *selection.stopped])
+        if isinstance(fitted, Chosen):
             break
-        barred.add(misfit)
-    starting, stopped = selection.starting, selection.stopped
+        barred.add(fitted)
+    stopped = selection.stopped if fitted.waiting else []
     if state.policy.order is Order.LAS:
         index.take_turns(selection.chosen, stopped)
-    if starting:
-        for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
-            stop_for(context, job, starting[0][0])
-    return starting, selection.rooms
+    for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
+        stop_for(context, job, fitted.waiting[0])
+    return fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,30 +188,41 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
     return _Selection(chosen, starting, stopped, rooms)
 
 
-def _first_misfit(index: SchedulingIndex, starting: list[tuple[Job, int]], leaving: list[Job]) -> Shape | None:
-    """Return the shape of the first chosen job that would fit on no nodes, even after the leaving gangs have ended.
+def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> Chosen | Shape:
+    """Place the selected jobs, in order, on free slots or on those of leaving gangs. The plan stays as it is.
 
-    ``_select`` only counts slots. If it had chosen such a job, the pass would leave slots idle for it, and could stop
-    gangs in vain. The jobs after it may fit without it.
+    ``_select`` only counts slots. If a job fits on no nodes, return its shape: otherwise the pass would leave slots
+    idle for it, and could stop gangs in vain.
     """
-    if not starting:
-        return None
     plan, policy = index.plan, index.state.policy
+    now: list[tuple[Job, int]] = []
+    waiting: list[Job] = []
+    kept: list[Slot] = []
+    taken: list[Slot] = [slot for slots in index.claims.values() for slot in slots] if leaving else []
+    misfit = None
     mark = plan.checkpoint()
-    waiting = []
-    for job, _ in starting:  # as the pass will start them
+    for job, number in selection.starting:
         least = job.spec.min_ranks
         slots = place_now(index, job, least) if policy.divides else place(plan, job, policy=policy, most=least)
+        if slots is not None:
+            now.append((job, number))
+            continue
+        before = plan.checkpoint()
+        for other in leaving:
+            index.vacate(other)
+        plan.hold(taken)
+        slots = place(plan, job, policy=policy, most=least) if leaving else None
+        plan.rollback(before)
         if slots is None:
-            waiting.append(job)
-    if waiting and leaving:
-        claimed = {slot for slots in index.claims.values() for slot in slots}
-        for job in leaving:
-            index.vacate(job)
-        plan.hold(claimed)
-        waiting = [job for job in waiting if place(plan, job, policy=policy, most=job.spec.min_ranks) is None]
+            misfit = _shape(index, job)
+            break
+        waiting.append(job)
+        free = [slot for slot in slots if plan.free_of((slot,))]
+        plan.hold(free)
+        kept += free
+        taken += slots
     plan.rollback(mark)
-    return _shape(index, waiting[0]) if waiting else None
+    return Chosen(now, waiting, kept, selection.rooms) if misfit is None else misfit
 
 
 def _shape(index: SchedulingIndex, job: Job) -> Shape:

@@ -19,7 +19,6 @@ from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
-from scheduler_feedback.policies.queue.pass_room import Room
 from scheduler_feedback.policies.queue.placement import (
     Shape,
     attempt_speed,
@@ -92,10 +91,10 @@ def replan(context: CycleContext) -> bool:
     index.mark_evaluated()
     index.released = set()
     _keep(context, None)
-    blocked, saved = _start_chosen(context, *preemption.choose(context))
+    blocked, saved = _start_chosen(context, preemption.choose(context))
     if not blocked and index.capacity.spares:
         # The started gangs may be on fewer or more spare slots than the pass counted, which other jobs can use.
-        blocked, more = _start_chosen(context, *preemption.choose(context, stops=False))
+        blocked, more = _start_chosen(context, preemption.choose(context, stops=False))
         saved |= more
     if context.state.policy.divides:
         _start_beside(context)
@@ -106,14 +105,15 @@ def replan(context: CycleContext) -> bool:
     return blocked and context.state.policy.mode is Mode.OBSERVE
 
 
-def _start_chosen(context: CycleContext, chosen: list[tuple[Job, int]], rooms: list[Room]) -> tuple[bool, bool]:
-    """Start the jobs that a preemption pass has chosen (``preemption.choose``) and that fit into free slots.
+def _start_chosen(context: CycleContext, found: preemption.Chosen) -> tuple[bool, bool]:
+    """Start the jobs that a preemption pass has chosen and that fit into free slots.
 
     Return whether any must wait, and whether any needs fewer slots than the pass has counted.
     """
-    index, policy = context.index, context.state.policy
-    blocked = saved = False
-    for job, number in chosen:
+    index, policy, rooms = context.index, context.state.policy, found.rooms
+    blocked, saved = bool(found.waiting), False
+    index.plan.hold(found.kept)
+    for job, number in found.now:
         least, most = job.spec.min_ranks or job.spec.ranks, index.most_ranks(job)
         if job.spec.min_ranks:
             most = min(least + rooms[number].most(may_borrow(job.spec)), job.spec.ranks if most is None else most)
@@ -124,6 +124,7 @@ def _start_chosen(context: CycleContext, chosen: list[tuple[Job, int]], rooms: l
             rooms[number].take(max(len(slots) - least, 0), may_borrow(job.spec))
             saved |= any(slot in index.sharers for slot in slots)
             start(context, job, slots, "started", "chosen by the preemption pass")
+    index.plan.give(found.kept)
     return blocked, saved
 
 
