@@ -840,6 +840,19 @@ def test_a_slow_node_is_not_idle_while_jobs_need_its_slots() -> None:
     assert world.job_state(wide) is JobState.PENDING
 
 
+def test_the_journal_records_when_a_suspicion_will_end() -> None:
+    """The verdict was cleared before: nothing but the time of the next cycle decides when the suspicion ends."""
+    world, name = quarantined()
+    node = world.state.nodes[name]
+    world.cycle(*(Cleared(verdict_id, world.now_ns) for verdict_id in list(world.state.verdicts)))
+    world.submit(4, 10_000.0, time_limit_seconds=3000.0)
+    for _ in range(3):
+        before = node.until_ns
+        outcome = world.cycle()
+        assert outcome.changed or node.until_ns == before
+    assert node.state is NodeState.SUSPECT and node.until_ns is not None
+
+
 def test_a_slow_node_returns_from_quarantine_at_a_registered_timeout() -> None:
     """A new job may start at once. At the next cycle it is pending, so the slow node is needed."""
     world = World({"n0": 2, "n1": 2}, replace(_POLICY, quarantine_seconds=1000.0))

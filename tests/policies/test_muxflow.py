@@ -10,7 +10,7 @@ from msgspec import structs
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang
-from scheduler_feedback.core.events import FreezeSet, LatencyMeasured, SharedSpeed, SpeedMeasured
+from scheduler_feedback.core.events import CancelRequested, FreezeSet, LatencyMeasured, SharedSpeed, SpeedMeasured
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Mode, Policy, Sharing
 from scheduler_feedback.policies.intake.job_admission import malformed, over_limit
@@ -139,6 +139,20 @@ def test_speeds_are_stored_as_if_the_guest_had_the_whole_slot() -> None:
     world.cycle(SharedSpeed(guest, 1, (service,), 0.45))
     assert world.state.pair_speeds["s0"]["t"] == pytest.approx(1 - 0.25 / 0.9)
     assert world.state.pair_speeds["t"]["s0"] == pytest.approx(0.5)
+
+
+def test_a_guest_joins_a_service_once_its_slot_is_no_longer_reserved() -> None:
+    world = World({"n0": 2}, MUXFLOW, jobs_per_slot=2)
+    service = world.submit(1, 5000.0, **SERVICE, workload="s0")
+    world.submit(1, 9000.0, time_limit_seconds=9000.0)
+    world.running()
+    wide = world.submit(2, 100.0)
+    assert world.state.reserved_for == wide and len(world.state.reserved_slots) == 2
+    guest = world.submit(1, 100.0, **OFFLINE, workload="t")
+    measure(world, service, QUIET)
+    assert world.job_state(guest) is JobState.PENDING
+    world.cycle(CancelRequested(wide))
+    assert world.job_state(guest) is JobState.STARTING
 
 
 def test_a_guest_that_hardly_runs_leaves_and_does_not_return() -> None:

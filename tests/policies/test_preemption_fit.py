@@ -81,6 +81,14 @@ def test_a_job_starts_on_a_suspect_node_if_another_takes_the_spare(order: Order)
     assert (world.nodes_of("lent"), world.nodes_of("plain")) == ({"n1"}, {"n0"})
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_of_two_equal_jobs_one_starts_if_only_one_fits(order: Order) -> None:
+    policy = Policy(order=order, estimates=Estimates.EXACT, preempt=True, min_run_seconds=0.0)
+    world = World({"n0": 2, "n1": 1, "n2": 1}, policy)
+    world.cycle(*(_submitted(name, 2, 10.0, required_level=Level.NODE) for name in ("one", "two", "three")))
+    assert [world.job_state(name) for name in ("one", "two")] == [JobState.STARTING, JobState.PENDING]
+
+
 def _with_spares(order: Order, slots: int) -> tuple[World, str]:
     """Return two spare nodes with this number of slots each, and four other free or movable slots on one node; and the
     gang that holds one of these."""

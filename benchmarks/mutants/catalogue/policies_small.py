@@ -91,6 +91,12 @@ MUTANTS = (
         "slots = () if leaving",
         _FIT,
     ),
+    Mutant(
+        "policies.nodes.quarantine:_expire_suspicion",
+        "        context.evaluated = True  # the journal records the cycle",
+        "        pass",
+        ("tests/policies/test_feedback.py",),
+    ),
     Mutant("policies.queue.starting:_start_chosen", "index.plan.hold(found.kept)", "found.kept.clear()", _FIT),
     Mutant("policies.queue.starting:replan", "not blocked and index.capacity.spares", "False", _FIT),
     Mutant(

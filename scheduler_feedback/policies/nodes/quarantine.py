@@ -245,6 +245,7 @@ def _expire_suspicion(context: CycleContext, node: Node, accused: bool) -> None:
         # No recovery was observed: the node is expected to stay slow for as long as it has been slow.
         doubted = (context.now_ns - node.doubted_ns) / 1e9 if node.doubted_ns is not None and node.slowdown > 1 else 0.0
         context.index.set_until(node, context.after(max(context.state.policy.suspect_seconds, doubted)))
+        context.evaluated = True  # the journal records the cycle
     elif context.now_ns < node.until_ns:
         return
     elif node.doubted_ns is None or not node.present:

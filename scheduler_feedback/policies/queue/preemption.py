@@ -115,8 +115,8 @@ def choose(context: CycleContext, stops: bool = True) -> Chosen:
         renew_all(context)
     if stops and state.policy.order is Order.LAS:
         index.demote(running)
-    barred: set[Shape] = set()
-    while True:  # at most once for each shape
+    barred: set[str] = set()
+    while True:  # ends, because each round bars one more job
         selection = _select(context, running, movable, barred)
         fitted = _fit(index, selection, [*leaving, *selection.stopped])
         if isinstance(fitted, Chosen):
@@ -144,8 +144,11 @@ class _Selection:
     """For each GPU type, the slots that are left."""
 
 
-def _select(context: CycleContext, running: list[Job], movable: list[Job], barred: Collection[Shape]) -> _Selection:
-    """Choose each job that fits into the number of slots that are left, by urgency. barred: shapes to skip."""
+def _select(context: CycleContext, running: list[Job], movable: list[Job], barred: Collection[str]) -> _Selection:
+    """Choose each job that fits into the number of slots that are left, by urgency.
+
+    barred: ids of jobs to skip, and with each, all later jobs of its shape.
+    """
     index, state, now_ns = context.index, context.state, context.now_ns
     rooms = rooms_of(index, running, movable)
     ranked = sorted(order.key_of(state, job) for job in movable)
@@ -153,6 +156,7 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
     starting: list[tuple[Job, int]] = []
     kept: set[str] = set()
     used: list[tuple[str, int]] = []
+    skipped: set[Shape] = set()
     for key in merge(ranked, index.line.order):
         if not any(rooms):
             break
@@ -165,7 +169,9 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
                 chosen.append(job)
                 kept.add(job.job_id)
             continue
-        if barred and _shape(index, job) in barred:
+        if barred and job.job_id in barred:
+            skipped.add(_shape(index, job))
+        if skipped and _shape(index, job) in skipped:
             continue
         # No gang is stopped to give another more than its minimum.
         ranks, borrows = index.plan.topology.slots_needed(job.spec), may_borrow(job.spec)
@@ -188,10 +194,10 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
     return _Selection(chosen, starting, stopped, rooms)
 
 
-def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> Chosen | Shape:
+def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> Chosen | str:
     """Place the selected jobs, in order, on free slots or on those of leaving gangs. The plan stays as it is.
 
-    ``_select`` only counts slots. If a job fits on no nodes, return its shape: otherwise the pass would leave slots
+    ``_select`` only counts slots. If a job fits on no nodes, return its id: otherwise the pass would leave slots
     idle for it, and could stop gangs in vain.
     """
     plan, policy = index.plan, index.state.policy
@@ -214,7 +220,7 @@ def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> C
         slots = place(plan, job, policy=policy, most=least) if leaving else None
         plan.rollback(before)
         if slots is None:
-            misfit = _shape(index, job)
+            misfit = job.job_id
             break
         waiting.append(job)
         free = [slot for slot in slots if plan.free_of((slot,))]

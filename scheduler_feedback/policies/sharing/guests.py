@@ -162,9 +162,12 @@ def _start_by_time(context: CycleContext, openings: Openings) -> None:
 def _start_by_matching(context: CycleContext, openings: Openings) -> None:
     """Start guests on the hosts with which all of them together gain most. Repeat it while jobs start."""
     while (mark := openings.mark()) != openings.settled:
-        jobs, options = _to_match(context, openings)
-        if not jobs:
+        keys = _with_chances(context, openings)
+        if not keys:
             openings.settled = mark
+            return
+        jobs, options = _to_match(context, openings, keys)
+        if not jobs:
             return
         best = [dict(sorted(one.items(), key=lambda item: (-item[1].gain, item[0]))[:MOST_HOSTS]) for one in options]
         pairs = matched([{name: chance.gain for name, chance in row.items()} for row in best])
@@ -179,19 +182,25 @@ def _start_by_matching(context: CycleContext, openings: Openings) -> None:
         openings.update()
 
 
-def _to_match(context: CycleContext, openings: Openings) -> tuple[list[Job], list[dict[str, Chance]]]:
-    """Return the first pending jobs that may join others, and the chances of each with its hosts."""
-    state = context.state
-    jobs: list[Job] = []
-    options: list[dict[str, Chance]] = []
+def _with_chances(context: CycleContext, openings: Openings) -> list[tuple[Key, Kind]]:
+    """Return the first pending jobs of the kinds that may join others, in queue order, each with its kind."""
     keys: list[tuple[Key, Kind]] = []
     for _, number in openings.order[:MOST_TRIED]:
         kind = openings.kinds[number]
         line = openings.lines[kind]
-        if openings.chances(state.jobs[line[0][-1]], kind):
+        if openings.chances(context.state.jobs[line[0][-1]], kind):
             keys += [(key, kind) for key in line[:MOST_MATCHED]]
-    for key, kind in sorted(keys):
-        job = state.jobs[key[-1]]
+    return sorted(keys)
+
+
+def _to_match(
+    context: CycleContext, openings: Openings, keys: list[tuple[Key, Kind]]
+) -> tuple[list[Job], list[dict[str, Chance]]]:
+    """Return those of the pending jobs that may start now, and the chances of each with its hosts."""
+    jobs: list[Job] = []
+    options: list[dict[str, Chance]] = []
+    for key, kind in keys:
+        job = context.state.jobs[key[-1]]
         if len(jobs) < MOST_MATCHED and _may_start(context, job):
             chances = _usable(context, job, openings.chances(job, kind))
             if chances:
