@@ -171,3 +171,13 @@ def _agrees(plan: Plan, nodes: list[Node], free: set[Slot]) -> None:
             largest = sorted((-n, name) for name, n in left.items() if n)
             assert _name(plan, plan.emptiest(tier, barred)) == (largest[0][1] if largest else None)
     assert all(plan.free_on(name) == n for name, n in count.items())
+
+
+def test_pods_that_start_later_count_in_a_copy_that_is_apart_only_there() -> None:
+    plan = Plan([Node("n0", 4, free=(("cpu", 4000),))])
+    shared, apart = plan.copy(), plan.copy(apart=True)
+    one_cpu = (("cpu", 1000),)
+    plan.note_start("a", 0, 3, one_cpu)
+    assert [one.pods_left(0, one_cpu) for one in (plan, apart)] == [1, 4]
+    apart.note_start("b", 0, 2, one_cpu)
+    assert [one.pods_left(0, one_cpu) for one in (plan, shared, apart)] == [1, 1, 2]

@@ -84,11 +84,12 @@ MUTANTS = (
     Mutant(
         "policies.queue.preemption:choose", "selection.stopped if fitted.waiting else []", "selection.stopped", _FIT
     ),
+    Mutant("policies.index.slot_plan:Plan.copy", "if apart:", "if False:", ("tests/policies/test_slot_plan.py",)),
     Mutant("policies.queue.preemption:_fit", "        plan.hold(free)", "        pass", _FIT),
     Mutant(
         "policies.queue.preemption:_fit",
-        "slots = place(plan, job, policy=policy, most=least) if leaving",
-        "slots = () if leaving",
+        "None if later is None else place(later, job, policy=policy, most=least)",
+        "()",
         _FIT,
     ),
     Mutant(

@@ -180,8 +180,11 @@ class Plan:
         if after != NOWHERE:
             self._enter(number, after)
 
-    def copy(self) -> Plan:
-        """Return a copy with the same free slots and no open transaction."""
+    def copy(self, apart: bool = False) -> Plan:
+        """Return a copy with the same free slots and no open transaction.
+
+        apart: whether pods that start or leave later count in the copy or in this plan only.
+        """
         other = object.__new__(Plan)
         other.topology, other._journal, other._amounts, other.changed = self.topology, [], [], None
         other._mask, other.count, other.pool = self._mask[:], self.count[:], self.pool[:]
@@ -192,7 +195,9 @@ class Plan:
         other.uplink_slowdown, other.traffic = self.uplink_slowdown, self.traffic
         other.declined, other.typed_for, other.learnt = self.declined, self.typed_for, self.learnt
         other.datasets, other.shares = self.datasets, self.shares
-        other.unreported = self.unreported  # shared: a start counts in both
+        other.unreported = self.unreported
+        if apart:
+            other.unreported = {number: dict(started) for number, started in self.unreported.items()}
         return other
 
     # --- other resources than slots ----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from scheduler_feedback.core.state import Estimates, Mode, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
-from scheduler_feedback.policies.index.slot_plan import TIERS
+from scheduler_feedback.policies.index.slot_plan import TIERS, Plan
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order.round_robin import is_past_slice, slice_seconds
 from scheduler_feedback.policies.queue.pass_room import Room, counted, rooms_of
@@ -197,28 +197,27 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
 def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> Chosen | str:
     """Place the selected jobs, in order, on free slots or on those of leaving gangs. The plan stays as it is.
 
-    ``_select`` only counts slots. If a job fits on no nodes, return its id: otherwise the pass would leave slots
-    idle for it, and could stop gangs in vain.
+    ``_select`` only counts slots. If a job fits on no nodes, return its id: otherwise the pass would leave slots idle
+    for it, and could stop gangs in vain.
     """
     plan, policy = index.plan, index.state.policy
     now: list[tuple[Job, int]] = []
     waiting: list[Job] = []
     kept: list[Slot] = []
-    taken: list[Slot] = [slot for slots in index.claims.values() for slot in slots] if leaving else []
-    misfit = None
+    later: Plan | None = None  # once the leaving gangs have ended
+    misfit = ""
     mark = plan.checkpoint()
     for job, number in selection.starting:
         least = job.spec.min_ranks
         slots = place_now(index, job, least) if policy.divides else place(plan, job, policy=policy, most=least)
         if slots is not None:
             now.append((job, number))
+            if later is not None:
+                later.hold(slots)
             continue
-        before = plan.checkpoint()
-        for other in leaving:
-            index.vacate(other)
-        plan.hold(taken)
-        slots = place(plan, job, policy=policy, most=least) if leaving else None
-        plan.rollback(before)
+        if leaving and later is None:
+            later = _plan_without(index, leaving)
+        slots = None if later is None else place(later, job, policy=policy, most=least)
         if slots is None:
             misfit = job.job_id
             break
@@ -226,9 +225,20 @@ def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> C
         free = [slot for slot in slots if plan.free_of((slot,))]
         plan.hold(free)
         kept += free
-        taken += slots
     plan.rollback(mark)
-    return Chosen(now, waiting, kept, selection.rooms) if misfit is None else misfit
+    return misfit or Chosen(now, waiting, kept, selection.rooms)
+
+
+def _plan_without(index: SchedulingIndex, leaving: list[Job]) -> Plan:
+    """Return a plan in which these gangs have ended. Slots that are reserved for other jobs are not free."""
+    plan = index.plan
+    mark = plan.checkpoint()
+    for job in leaving:
+        index.vacate(job)
+    plan.hold(slot for slots in index.claims.values() for slot in slots)
+    found = plan.copy(apart=True)
+    plan.rollback(mark)
+    return found
 
 
 def _shape(index: SchedulingIndex, job: Job) -> Shape:
