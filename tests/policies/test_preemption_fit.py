@@ -82,6 +82,46 @@ def test_a_job_starts_on_a_suspect_node_if_another_takes_the_spare(order: Order)
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("starved", [False, True])
+def test_other_jobs_do_not_delay_a_starving_job_that_fits_on_no_nodes(order: Order, starved: bool) -> None:
+    """Each node has a running job that may not be stopped. Short jobs keep arriving, and one slot is always in use."""
+    world = _world(order, replan_seconds=0.0, starvation_seconds=600.0 if starved else 1e6)
+    for seconds in (1000.0, 2000.0):
+        world.submit(1, seconds, exact_seconds=seconds, required_level=Level.NODE)
+        world.submit(1, 100.0, exact_seconds=100.0, required_level=Level.NODE)
+    world.running()
+    world.advance(110.0)
+    world.cycle(_submitted("wide", 2, 3000.0, required_level=Level.NODE))
+    world.true_seconds |= {f"s{number}": 150.0 for number in range(60)}
+    for number in range(60):
+        world.cycle(_submitted(f"s{number}", 1, 150.0))
+        world.running()
+        world.advance(70.0)
+    started = world.state.jobs["wide"].attempt_started_ns
+    assert (started is not None and started <= world.state.jobs["wide"].submitted_ns + 1000 * 10**9) == starved
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_slots_are_reserved_for_a_starving_job_and_others_are_backfilled(order: Order, seconds: float) -> None:
+    world = _world(order, replan_seconds=seconds, starvation_seconds=600.0)
+    for lasts in (1000.0, 2000.0):
+        world.submit(1, lasts, exact_seconds=lasts, required_level=Level.NODE)
+        world.submit(1, 650.0, exact_seconds=650.0, required_level=Level.NODE)
+    world.running()
+    wide = world.submit(2, 3000.0, exact_seconds=3000.0, required_level=Level.NODE)
+    world.advance(700.0)
+    world.cycle(_submitted("short", 1, 100.0), _submitted("long", 1, 500.0), _submitted("late", 1, 600.0))
+    assert world.state.reserved_for == wide and {slot.node for slot in world.state.reserved_slots} == {"n0"}
+    assert [world.job_state(name) for name in ("short", "long", "late")] == [
+        JobState.STARTING,
+        JobState.STARTING,
+        JobState.PENDING,
+    ]
+    assert world.nodes_of("long") == {"n1"}, "it would delay the wide job on the other node"
+
+
+@pytest.mark.parametrize("order", ORDERS)
 def test_of_two_equal_jobs_one_starts_if_only_one_fits(order: Order) -> None:
     policy = Policy(order=order, estimates=Estimates.EXACT, preempt=True, min_run_seconds=0.0)
     world = World({"n0": 2, "n1": 1, "n2": 1}, policy)

@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "policies.queue.starting:_start_chosen", "saved |= any(slot in index.sharers for slot in slots)", "pass", _MIG
     ),
-    Mutant("policies.queue.starting:replan", "return blocked and", "return False and", _CYCLES),
+    Mutant("policies.queue.starting:replan", "(blocked and context", "(False and context", _CYCLES),
     Mutant(
         "policies.queue.starting:replan",
         "index.changed, index.grown = saved or bool(index.fresh), saved",

@@ -85,6 +85,13 @@ MUTANTS = (
         "policies.queue.preemption:choose", "selection.stopped if fitted.waiting else []", "selection.stopped", _FIT
     ),
     Mutant("policies.index.slot_plan:Plan.copy", "if apart:", "if False:", ("tests/policies/test_slot_plan.py",)),
+    Mutant("policies.queue.starting:replan", "return starves or", "return", _FIT),
+    Mutant(
+        "policies.queue.preemption:_select",
+        "        else:\n            starves = order.has_starved(state, job)",
+        "        else:\n            pass",
+        _FIT,
+    ),
     Mutant("policies.queue.preemption:_fit", "        plan.hold(free)", "        pass", _FIT),
     Mutant(
         "policies.queue.preemption:_fit",
@@ -99,7 +106,7 @@ MUTANTS = (
         ("tests/policies/test_feedback.py",),
     ),
     Mutant("policies.queue.starting:_start_chosen", "index.plan.hold(found.kept)", "found.kept.clear()", _FIT),
-    Mutant("policies.queue.starting:replan", "not blocked and index.capacity.spares", "False", _FIT),
+    Mutant("policies.queue.starting:replan", "not (blocked or starves) and index.capacity.spares", "False", _FIT),
     Mutant(
         "policies.cells.guarantees:_may_start",
         "shares.room(job.spec.queue, len(job.cell_slots)) is not None",

@@ -95,6 +95,8 @@ class Chosen:
     """Pending jobs that fit once other gangs have ended."""
     kept: list[Slot]
     """Free slots that the waiting jobs need, too. Other jobs must leave them."""
+    starves: bool
+    """Whether a job that has waited past the starvation bound does not fit. No job behind it was chosen."""
     rooms: list[Room]
     """For each GPU type, the slots that no chosen job needs: elastic gangs may start with that many extra ranks."""
 
@@ -140,6 +142,8 @@ class _Selection:
     """Those of them that are pending, each with the number of its GPU type."""
     stopped: list[Job]
     """The running gangs that were not chosen and whose stop frees slots."""
+    starves: bool
+    """Whether a job that has waited past the starvation bound does not fit. No job behind it was chosen."""
     rooms: list[Room]
     """For each GPU type, the slots that are left."""
 
@@ -157,6 +161,7 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
     kept: set[str] = set()
     used: list[tuple[str, int]] = []
     skipped: set[Shape] = set()
+    starves = False
     for key in merge(ranked, index.line.order):
         if not any(rooms):
             break
@@ -169,7 +174,10 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
                 chosen.append(job)
                 kept.add(job.job_id)
             continue
+        if starves:
+            continue
         if barred and job.job_id in barred:
+            starves = order.has_starved(state, job)
             skipped.add(_shape(index, job))
         if skipped and _shape(index, job) in skipped:
             continue
@@ -186,12 +194,14 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
             starting.append((job, number))
             index.shares.use(job.spec.queue, size)  # counts at once against its queues' limits for the jobs after it
             used.append((job.spec.queue, size))
+        else:
+            starves = order.has_starved(state, job)
     for queue, size in used:
         index.shares.use(queue, -size)
     # Stopping a gang that runs on unavailable nodes only would free no usable slots.
     passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
     stopped = [job for job in passed_over if any(slots for _, slots, _ in counted(index, job))]
-    return _Selection(chosen, starting, stopped, rooms)
+    return _Selection(chosen, starting, stopped, starves, rooms)
 
 
 def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> Chosen | str:
@@ -226,7 +236,7 @@ def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> C
         plan.hold(free)
         kept += free
     plan.rollback(mark)
-    return misfit or Chosen(now, waiting, kept, selection.rooms)
+    return misfit or Chosen(now, waiting, kept, selection.starves, selection.rooms)
 
 
 def _plan_without(index: SchedulingIndex, leaving: list[Job]) -> Plan:

@@ -85,14 +85,17 @@ def place_or_reserve(context: CycleContext) -> Reservation | None:
 def replan(context: CycleContext) -> bool:
     """Run a preemption pass: stop gangs for jobs that go ahead of them, and start these jobs if slots are free.
 
-    Return whether jobs must be evaluated once more, because chosen jobs wait for gangs that observe mode does not stop.
+    Return whether jobs must be evaluated once more: chosen jobs wait for gangs that observe mode does not stop, or a
+    job that does not fit starves, so that slots are reserved for it, and other jobs are backfilled.
     """
     index = context.index
     index.mark_evaluated()
     index.released = set()
     _keep(context, None)
-    blocked, saved = _start_chosen(context, preemption.choose(context))
-    if not blocked and index.capacity.spares:
+    found = preemption.choose(context)
+    blocked, saved = _start_chosen(context, found)
+    starves = found.starves and not blocked
+    if not (blocked or starves) and index.capacity.spares:
         # The started gangs may be on fewer or more spare slots than the pass counted, which other jobs can use.
         blocked, more = _start_chosen(context, preemption.choose(context, stops=False))
         saved |= more
@@ -102,7 +105,7 @@ def replan(context: CycleContext) -> bool:
     # The next cycle evaluates the jobs that starts of this pass have let in, and all if slots are left.
     index.fresh = {job_id for job_id in index.released if job_id in index.line}
     index.changed, index.grown = saved or bool(index.fresh), saved
-    return blocked and context.state.policy.mode is Mode.OBSERVE
+    return starves or (blocked and context.state.policy.mode is Mode.OBSERVE)
 
 
 def _start_chosen(context: CycleContext, found: preemption.Chosen) -> tuple[bool, bool]:
