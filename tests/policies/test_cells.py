@@ -23,6 +23,7 @@ from scheduler_feedback.core.job import After, Dependency, JobSpec, JobState, Sl
 from scheduler_feedback.core.state import Backfilling, Cell, Mode, Order, Policy, Queue, State
 from scheduler_feedback.policies.cells.virtual_cluster import virtual_clusters
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.queue.order import round_robin
 from tests.cluster.cycle_world import World
 
 GUEST: dict[str, Any] = {"restartable": True, "preemptible": True, "grace_seconds": 2.0, "required_level": Level.NODE}
@@ -379,6 +380,17 @@ def test_a_pending_job_that_cannot_start_has_no_cells() -> None:
     world.end(large, 75, signalled=True)
     assert world.job_state(large) is JobState.PENDING
     assert world.state.jobs[large].cell_slots == []
+
+
+def test_jobs_are_evaluated_again_at_the_end_of_a_time_slice() -> None:
+    """Until then, a job that runs outside of its cells goes before pending jobs."""
+    world = two(order=Order.ROUND_ROBIN, slice_seconds=60.0)
+    for _ in range(3):
+        last = world.submit(4, 500.0, queue="b", **GUEST)
+    world.running()
+    running = [job for job in world.state.jobs.values() if job.job_id != last]
+    ends = {(round_robin.slice_ends_ns(world.state, job), job.job_id) for job in running}
+    assert world.job_state(last) is JobState.PENDING and ends <= set(index_of(world.state).timeouts)
 
 
 def test_another_job_gets_the_cells_of_one_that_reaches_its_limit() -> None:

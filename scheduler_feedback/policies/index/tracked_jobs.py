@@ -261,7 +261,7 @@ class TrackedJobs(HeldSlots):
             self._hold_elastic(job)
         if self.policy.preempt and self.policy.order is Order.LAS:
             self._expect_fall(job)
-        if self.policy.preempt and (ends_ns := self._slice_ends_ns(job)) is not None:
+        if (ends_ns := self._slice_ends_ns(job)) is not None and (self.policy.preempt or uses_cells(self.policy)):
             heappush(self.timeouts, (ends_ns, job.job_id))
         for at_ns in self._stoppable_ns(job):
             if at_ns > self.state.now_ns:
