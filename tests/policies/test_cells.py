@@ -384,7 +384,7 @@ def test_a_pending_job_that_cannot_start_has_no_cells() -> None:
 
 def test_jobs_are_evaluated_again_at_the_end_of_a_time_slice() -> None:
     """Until then, a job that runs outside of its cells goes before pending jobs."""
-    world = two(order=Order.ROUND_ROBIN, slice_seconds=60.0)
+    world = two(order=Order.ROUND_ROBIN, slice_seconds=75.0)
     for _ in range(3):
         last = world.submit(4, 500.0, queue="b", **GUEST)
     world.running()
