@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler_feedback import cycle
-from scheduler_feedback.core.cluster import Level, Node
+from scheduler_feedback.core.cluster import Level, Node, NodeState
 from scheduler_feedback.core.events import (
     AttemptEnded,
     FreezeSet,
@@ -380,6 +380,22 @@ def test_a_pending_job_that_cannot_start_has_no_cells() -> None:
     world.end(large, 75, signalled=True)
     assert world.job_state(large) is JobState.PENDING
     assert world.state.jobs[large].cell_slots == []
+
+
+def test_a_gang_in_two_cells_waits_until_the_probation_of_a_node_ends() -> None:
+    """A node on probation takes no part of a larger gang. One of its cells was bound there before."""
+    world = world_of({"c": {Cell.PAIR: 2}}, slots=2)
+    for _ in range(2):
+        world.submit(1, 5000.0, queue="c", **FIXED)
+        world.submit(1, 100.0, queue="c", **FIXED)
+    world.running()
+    world.advance(150.0)
+    index_of(world.state).set_node_state(world.state.nodes["n0"], NodeState.PROBATION, None, "for the test", "")
+    wide = world.submit(2, 100.0, queue="c")
+    assert active(world, wide) == [False]
+    index_of(world.state).set_node_state(world.state.nodes["n0"], NodeState.HEALTHY, None, "for the test", "")
+    world.cycle()
+    assert active(world, wide) == [True] and nodes_of(world, wide) == {"n0", "n1"}
 
 
 def test_jobs_are_evaluated_again_at_the_end_of_a_time_slice() -> None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.policies.cells.guarantees import fill, guarantee, members_of
 from scheduler_feedback.policies.cells.slot_use import (
@@ -69,6 +70,10 @@ def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: 
         return
     slots = bound_slots({**state.bound_cells, **found}, job.cell_slots)
     assert slots is not None, "all cells are bound"
+    nodes = {slot.node for slot in slots}
+    if len(nodes) > 1 and any(state.nodes[name].state is NodeState.PROBATION for name in nodes):
+        slot_use.unbind(cluster, found)  # a cell was bound there before; it waits until the probation ends
+        return
     wanted = set(slots)
     leaving = [state.jobs[one] for one in sorted(index.held) if not wanted.isdisjoint(index.held[one])]
     stopped = [other for other in leaving if other.stop_reason is None]
