@@ -126,7 +126,7 @@ def test_a_gpu_that_has_more_work_than_its_peers_may_reach_its_power_limit() -> 
 @pytest.mark.parametrize(("experts", "accused"), [(1, True), (4, False)])
 def test_with_experts_a_limited_gpu_is_accused_only_if_it_has_no_more_work(experts: int, accused: bool) -> None:
     assert accused_for_power(0.5, None, experts) == accused, "its work is unknown"
-    assert accused_for_power(16.0, 1.0, experts, seconds=900) == accused, "too few steps in the mean of its work"
+    assert accused_for_power(32.0, 1.0, experts, seconds=1800) == accused, "too few steps in the mean of its work"
     assert accused_for_power(0.5, 1.0, experts) and accused_for_power(2.0, 1.0, experts)
     assert not accused_for_power(2.0, 1.4, experts)
 

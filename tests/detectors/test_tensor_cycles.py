@@ -12,10 +12,10 @@ from scheduler_feedback.detectors.counters.tensor_cycles import TensorCycles
 
 RANKS, BUSY = 8, 3
 STEP = 5.0
-"""Seconds of a step; a window has one second."""
+"""Seconds of a step, if not given; a window has one second."""
 
 
-def after(before: int, since: int, work: float, clock: float = 1.0, seconds: float = 1.0) -> TensorCycles:
+def after(before: int, since: int, work: float, clock: float = 1.0, step: float = STEP) -> TensorCycles:
     """Return the means after some windows with equal work, and others in which one rank differs.
 
     In each step, a rank works from its beginning, and then waits for the others. work: cycles of the rank BUSY in a
@@ -24,14 +24,14 @@ def after(before: int, since: int, work: float, clock: float = 1.0, seconds: flo
     state = np.array([[0.0], [0.0], [np.nan]], np.float32) + np.zeros((3, RANKS), np.float32)
     cycles = TensorCycles(state, Grouping([0] * RANKS))
     for second in range(before + since):
-        works = np.full(RANKS, 2.0)
+        works = np.full(RANKS, 0.4 * step)
         clocks = np.full(RANKS, 1500.0)
         if second >= before:
             clocks[BUSY] *= clock
             works[BUSY] *= work / clock
-        begin = second % STEP
+        begin = second % step
         active = np.clip(works - begin, 0.0, 1.0).astype(np.float32)
-        cycles.take(active, clocks.astype(np.float32), seconds)
+        cycles.take(active, clocks.astype(np.float32), 1.0)
     return cycles
 
 
@@ -44,6 +44,13 @@ def test_the_ratio_is_that_of_the_work_at_any_clock(work: float, clock: float) -
     assert cycles.more_than_usual(0, STEP) == pytest.approx(0.0, abs=0.02)
 
 
+@pytest.mark.parametrize("since", [600, 610, 620])
+def test_the_part_of_a_long_step_at_the_end_changes_little(since: int) -> None:
+    cycles = after(600, since, 1.5, step=30.0)
+    assert cycles.more_than_usual(BUSY, 30.0) == pytest.approx(math.log(1.5), abs=0.08)
+    assert cycles.more_than_peers(BUSY, 30.0) == pytest.approx(math.log(1.5), abs=0.08)
+
+
 def test_a_rank_that_always_had_more_work_has_not_more_than_usual() -> None:
     cycles = after(0, 900, 1.5)
     assert cycles.more_than_usual(BUSY, STEP) == pytest.approx(0.0, abs=0.02)
@@ -54,8 +61,8 @@ def test_it_is_unknown_while_it_is_learned_and_for_long_steps() -> None:
     assert math.isnan(after(100, 0, 1.0).more_than_usual(BUSY, STEP))
     assert math.isfinite(after(125, 0, 1.0).more_than_usual(BUSY, STEP))
     cycles = after(300, 300, 1.3)
-    assert math.isfinite(cycles.more_than_peers(BUSY, 15.0))
-    assert math.isnan(cycles.more_than_usual(BUSY, 15.1)) and math.isnan(cycles.more_than_peers(BUSY, 15.1))
+    assert math.isfinite(cycles.more_than_peers(BUSY, 30.0))
+    assert math.isnan(cycles.more_than_usual(BUSY, 30.1)) and math.isnan(cycles.more_than_peers(BUSY, 30.1))
 
 
 def test_missing_values_change_nothing() -> None:

@@ -16,9 +16,9 @@ from scheduler_feedback.core.telemetry.telemetry import Float32Array, Grouping
 SECONDS = 120.0
 """Time constant of the newest mean in seconds, and time over which the usual mean is learned."""
 
-LEAST_STEPS = 8
-"""Least number of steps within the time constant. In fewer, the part of a step at the end of a window changes the
-mean."""
+LEAST_STEPS = 4
+"""Least number of steps within the time constant. In fewer, the part of a step at the end of a window changes the mean
+by more than some per cent."""
 
 AVERAGED = ("usual", "learned", "newest")
 """Rows of the state: the mean over the first SECONDS, the number of its windows, and the newest mean."""
