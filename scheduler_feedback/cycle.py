@@ -250,6 +250,8 @@ def commit(context: CycleContext, happened: bool) -> Outcome:
     index.settle()
     index.note_pending()
     index.update_expected_restarts(index.claimants)  # the gangs on their slots may have been asked to stop just now
+    if state.policy.level_patience_seconds:  # jobs that starts of this cycle have let in may have waited long enough
+        index.fresh.update(job_id for job_id in index.released if job_id in index.line)
     index.released = set()
     state.idle = not (index.grown or index.changed or index.fresh)
     forget_the_oldest(state, index)

@@ -98,7 +98,8 @@ def check_claims(state: State, owners: Mapping[Slot, Collection[str]]) -> None:
     claims: dict[Slot, str] = {}
     for job in state.jobs.values():
         for slot in job.claim:
-            assert slot not in claims, f"{slot} is claimed by {claims[slot]} and {job.job_id}"
+            again = bool(job.spec.mig_profile) and claims.get(slot) == job.job_id  # of several instances on its GPU
+            assert slot not in claims or again, f"{slot} is claimed by {claims[slot]} and {job.job_id}"
             claims[slot] = job.job_id
             for holder in owners.get(slot, ()):
                 leaves = holder == job.job_id or state.jobs[holder].stop_reason is not None

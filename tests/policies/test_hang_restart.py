@@ -201,3 +201,22 @@ def test_a_hanging_host_keeps_its_slot_and_a_hanging_guest_leaves_it(hangs: str)
     assert (claims, stopped) == (
         ([[Slot("n0", 0)], []], [True, True]) if hangs == "host" else ([[], []], [False, True])
     )
+
+
+def test_a_hanging_gang_with_all_instances_on_one_gpu_restarts_there() -> None:
+    """benchmarks.invariants, seed 6500028"""
+    world = World({"n0": 1}, replace(_POLICY, mig=True))
+    world.cycle(NodeSeen("n0", 1, mig_profiles=MODELS["A100-80GB"]))
+    hangs = world.submit(2, 5000.0, mig_profile="1g.10gb", restartable=True, time_limit_seconds=5000.0)
+    job = world.state.jobs[hangs]
+    before = job.mig_starts
+    world.running()
+    world.advance(300.0)
+    world.cycle(hang(world, hangs, rank=0))
+    assert job.stop_reason is StopReason.MIGRATE and job.claim == [Slot("n0", 0)] * 2
+    world.end(hangs, 75, signalled=True)
+    for _ in range(60):
+        if job.state is not JobState.PENDING:
+            break
+        world.advance(1.0)
+    assert (job.state, job.attempt, job.mig_starts) == (JobState.STARTING, 2, before)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.cluster import Level
-from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.state import Backfilling, MeasuredSpeed, Policy
+from scheduler_feedback.core.job import After, Dependency, JobState
+from scheduler_feedback.core.state import Backfilling, MeasuredSpeed, Policy, Sizes
 from tests.cluster.cycle_world import SECOND, START_NS, World
 
 PATIENT = Policy(level_patience_seconds=60.0)
@@ -37,6 +38,20 @@ def test_a_job_waits_for_its_level_and_then_uses_any_slots() -> None:
     world.advance(60.0)
     assert world.nodes_of(job_id) == {"n0", "n1"}
     assert "relaxed" in world.entry_kinds(job_id)
+
+
+def test_a_job_that_another_start_lets_in_may_have_waited_long_enough() -> None:
+    """benchmarks.invariants, seed 6550017"""
+    world = World({"n0": 2, "n1": 1, "n2": 1}, replace(PATIENT, sizes=Sizes.SPEEDUP, sizes_seconds=0.0))
+    first = world.submit(2, 100.0, time_limit_seconds=100.0)
+    second = world.submit(2, 500.0, after=(Dependency(first, After.OK),), min_ranks=2, restartable=True)
+    third = world.submit(2, 500.0, after=(Dependency(second, After.STARTED),), **TOGETHER)
+    world.running()
+    world.advance(90.0)
+    world.end(first, 0)
+    assert world.nodes_of(second) == {"n0"} and not world.state.idle, "another cycle follows at once"
+    world.cycle()
+    assert world.nodes_of(third) == {"n1", "n2"}
 
 
 def test_a_job_starts_within_its_level_as_soon_as_it_fits() -> None:

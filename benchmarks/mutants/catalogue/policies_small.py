@@ -84,6 +84,18 @@ MUTANTS = (
     Mutant(
         "policies.queue.preemption:choose", "selection.stopped if fitted.waiting else []", "selection.stopped", _FIT
     ),
+    Mutant(
+        "cycle:commit",
+        "if state.policy.level_patience_seconds:",
+        "if False:",
+        ("tests/policies/test_level_patience.py",),
+    ),
+    Mutant(
+        "policies.cells.assignment:_start_guaranteed",
+        "len(nodes) > 1 and any(",
+        "False and any(",
+        ("tests/policies/test_cells.py",),
+    ),
     Mutant("policies.index.slot_plan:Plan.copy", "if apart:", "if False:", ("tests/policies/test_slot_plan.py",)),
     Mutant("policies.queue.starting:replan", "return starves or", "return", _FIT),
     Mutant(
