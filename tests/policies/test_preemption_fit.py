@@ -1,4 +1,4 @@
-"""A preemption pass chooses no job that fits on no nodes: it would stop gangs in vain, and leave slots idle."""
+"""A preemption pass chooses only jobs that fit on nodes. Others would stop gangs needlessly, and leave slots idle."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ _NOTHING: Mapping[str, Float32Array | float] = {
 """Initial value of each array of CounterStatistics, by the name of the array."""
 
 _ROWS = {"_cycles": len(AVERAGED)}
-"""Number of rows of the arrays that have not one row per feature."""
+"""Number of rows, for arrays whose rows are not the features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,10 @@ class CounterStatistics:
     """Newest value of each counter, in its own unit."""
     score: Float32Array
     """CUSUM (running sum) of each residual, in the direction that indicates a fault."""
+    cycles: TensorCycles
+    """Tensor core cycles of all ranks, over many steps."""
     _cycles: Float32Array
-    """State of ``tensor_cycles``: [3, N]."""
+    """State of `cycles`: [3, N]."""
 
     def _shape(self, columns: int, stay: Sequence[tuple[slice, slice]] = ()) -> None:
         """Make the arrays fit this number of columns, and keep the state of the columns in `stay`.

@@ -207,8 +207,8 @@ def _select(context: CycleContext, running: list[Job], movable: list[Job], barre
 def _fit(index: SchedulingIndex, selection: _Selection, leaving: list[Job]) -> Chosen | str:
     """Place the selected jobs, in order, on free slots or on those of leaving gangs. The plan stays as it is.
 
-    ``_select`` only counts slots. If a job fits on no nodes, return its id: otherwise the pass would leave slots idle
-    for it, and could stop gangs in vain.
+    ``_select`` only counts slots. Return the id of the first job that fits on no nodes, if any: the pass would leave
+    slots idle for it, and could stop gangs needlessly.
     """
     plan, policy = index.plan, index.state.policy
     now: list[tuple[Job, int]] = []
@@ -243,12 +243,17 @@ def _plan_without(index: SchedulingIndex, leaving: list[Job]) -> Plan:
     """Return a plan in which these gangs have ended. Slots that are reserved for other jobs are not free."""
     plan = index.plan
     mark = plan.checkpoint()
-    for job in leaving:
-        index.vacate(job)
-    plan.hold(slot for slots in index.claims.values() for slot in slots)
+    _vacate(index, leaving)
     found = plan.copy(apart=True)
     plan.rollback(mark)
     return found
+
+
+def _vacate(index: SchedulingIndex, gangs: list[Job]) -> None:
+    """Make the slots of these gangs free in the plan, except those that are reserved, until the plan is rolled back."""
+    for gang in gangs:
+        index.vacate(gang)
+    index.plan.hold({slot for slots in index.claims.values() for slot in slots})
 
 
 def _shape(index: SchedulingIndex, job: Job) -> Shape:
@@ -394,10 +399,7 @@ def place_without(
     """Return slots for the job as if the victims had ended; None if it does not fit. most: maximum number of ranks."""
     plan = index.plan
     mark = plan.checkpoint()
-    claimed = {slot for slots in index.claims.values() for slot in slots}
-    for victim in victims:
-        index.vacate(victim)
-    plan.hold(claimed)
+    _vacate(index, victims)
     allowed = index.most_ranks(job)
     if most is not None:
         allowed = min(most, job.spec.ranks if allowed is None else allowed)
