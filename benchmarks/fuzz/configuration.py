@@ -40,7 +40,7 @@ MORE: dict[str, dict[str, tuple[Any, ...]]] = {
         "quarantine_max_seconds": (1, "1s", 1e9), "default_time_limit_seconds": (0, 60), "mode": ("act",),
         "preempt": (True, "x"), "quarantine_max_fraction": (2, 0.1), "order": ("fifo", "fair", "x"),
         "network_classes": (2, 2, 99), "uplink_slowdown": (0.1, 2), "time_shifts": (True, 1),
-        "uplink_gangs": (2, 0, -1),
+        "uplink_gangs": (2, 0, -1), "uplink_rails": (8, 0, 65, 1.5),
         "sharing": ("gandiva", "x"), "slice_seconds": (0, "5m"),
         "probe_command": (["sleep", "1"], "sleep", [1]), "migration_cooldown_seconds": (True, "1.5h", "250ms"),
     },

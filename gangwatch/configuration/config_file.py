@@ -79,7 +79,8 @@ from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.core.plain_text import misleading
 from scheduler_feedback.core.state import Backfilling, Mode, Policy, Queue, Sharing, Sizes, TypeQuotas
 from scheduler_feedback.policies.index.queue_shares import Shares
-from scheduler_feedback.policies.queue.network_class import MOST_NETWORK_CLASSES
+from scheduler_feedback.policies.network.network_class import MOST_NETWORK_CLASSES
+from scheduler_feedback.policies.network.rails import MOST_RAILS
 
 RELOADABLE = frozenset({"controller.mode", "policy", "slurm.mode"})
 """Keys and sections that a running controller can reload. A change of another key needs a restart."""
@@ -277,6 +278,10 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
         raise ConfigError(
             f"{where}: policy.network_classes: has no effect without policy.uplink_slowdown; set that, too, "
             "to 0.1 for example"
+        )
+    if not 1 <= policy.uplink_rails <= MOST_RAILS:
+        raise ConfigError(
+            f"{where}: policy.uplink_rails: expected a whole number from 1 to {MOST_RAILS}, not {policy.uplink_rails}"
         )
     if not 0 < policy.uplink_gangs < math.inf:
         raise ConfigError(f"{where}: policy.uplink_gangs: expected a number above 0, not {policy.uplink_gangs:g}")

@@ -228,6 +228,10 @@ class Policy:
     """Whether the steps of gangs on one uplink may be delayed, so that one communicates while the others compute. Only
     gangs whose programs report their steps and waits (``gangwatch.steps``, ``gangwatch.torch``) are delayed, for a
     quarter of their time at most."""
+    uplink_rails: int = 1
+    """Number of rails of a node, at most 64: in a rail-optimised network each rail of a rack has its own uplinks. The
+    slots of a node are divided evenly over them, in the order of their numbers. Gangs that use no common rail do not
+    slow each other down. 1: all slots of a rack share its uplinks."""
     uplink_gangs: float = 1.0
     """Number of gangs that can communicate at once over one uplink without slowing each other down, for time_shifts."""
     spare_nodes: int = 0

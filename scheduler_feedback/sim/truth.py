@@ -19,7 +19,7 @@ from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import JobSpec, Slot
 from scheduler_feedback.policies.network.link_speeds import Flow, Window
-from scheduler_feedback.policies.queue.network_class import VARIABLE
+from scheduler_feedback.policies.network.network_class import VARIABLE
 from scheduler_feedback.policies.speeds.learnt_speeds import level_of
 from scheduler_feedback.sim.job_trace import TraceJob
 from scheduler_feedback.sim.speeds.co_location import CoSpeed, equal_shares
@@ -146,7 +146,7 @@ class Machines:
     datasets: DatasetLoads | None = None
     """Caches of datasets on the nodes; None: gangs start without loading."""
     crossing: dict[str, dict[str, Gang]] = field(default_factory=dict)
-    """Gangs that use the uplink of each rack, by rack and job id."""
+    """Gangs that use each uplink, by uplink (``shared_links.loads``) and job id."""
     largest: int = 0
     """Largest number of slots of a node."""
     on_node: dict[str, dict[str, Gang]] = field(default_factory=dict)
@@ -288,7 +288,7 @@ class Machines:
         """Add the gang to the uplinks that it uses."""
         if self.links is None or (profile := self.links.profile(spec.workload, gang.slots)) is None:
             return
-        found = loads(gang.nodes, {name: nodes[name].rack for name in gang.nodes})
+        found = loads(gang.placement, nodes, self.links.rails)
         if not found:
             return
         gang.flow = Flow(profile, found, int(spec.environment.get(VARIABLE, "0")))

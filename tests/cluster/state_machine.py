@@ -86,7 +86,9 @@ POLICIES = st.builds(
     type_quotas=st.sampled_from([TypeQuotas.ALIKE, TypeQuotas.OWN, TypeQuotas.TRADED, TypeQuotas.TRADED]),
     trade_seconds=st.sampled_from([0.0, 20.0]),
     uplink_slowdown=st.sampled_from([0.0, 0.2]),
+    uplink_rails=st.sampled_from([1, 2, 3]),
     network_classes=st.sampled_from([0, 3]),
+    time_shifts=st.sampled_from([False, False, True]),
     spare_nodes=st.sampled_from([0, 0, 1]),
     spare_level=st.sampled_from([Level.RACK, Level.SPINE]),
     defragmentation_moves=st.sampled_from([0, 2, 4]),
@@ -512,6 +514,23 @@ class Invariants(RuleBasedStateMachine):
         if (job_id := self._held(number)) is not None:
             job = self.world.state.jobs[job_id]
             self.world.cycle(SpeedMeasured(job_id, job.attempt, share * len(job.ranks), seconds, "", waits))
+
+    @precondition(lambda self: self.world.state.policy.time_shifts)
+    @rule(
+        numbers=st.lists(SMALL, min_size=1, max_size=4),
+        interval=st.sampled_from([0.0, 0.2, 1.0]),
+        waits=st.sampled_from([None, 0.02, 0.3, 0.6]),
+        delay=st.sampled_from([0.0, 0.0, 0.05]),
+    )
+    def step_times(self, numbers: list[int], interval: float, waits: float | None, delay: float) -> None:
+        """Report the step times of gangs, over the last 10 s."""
+        for number in numbers:
+            if (job_id := self._held(number)) is not None:
+                job = self.world.state.jobs[job_id]
+                network = None if waits is None else waits * interval / 2
+                self.world.cycle(
+                    SpeedMeasured(job_id, job.attempt, 1.0, 10.0, "steps", waits, interval, network, delay * interval)
+                )
 
     @precondition(lambda self: self.world.state.policy.power_budget_watts)
     @rule(number=SMALL, all_of_them=st.booleans(), confirms=st.sampled_from([True, True, True, False]),

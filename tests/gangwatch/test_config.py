@@ -52,6 +52,7 @@ def write(folder: Path, text: str) -> Path:
             "[policy]\nnetwork_classes = 9\nuplink_slowdown = 0.1",
             "network_classes: expected a whole number from 0 to 8",
         ),
+        ("[policy]\nuplink_rails = 0", "policy.uplink_rails: expected a whole number from 1 to 64, not 0"),
         ("[policy]\nuplink_gangs = 0", "policy.uplink_gangs: expected a number above 0, not 0"),
         ("[policy]\nnetwork_classes = 4", "policy.network_classes: has no effect without policy.uplink_slowdown"),
         ("[policy]\nnetwork_classes = 4\nuplink_slowdown = 0.1\n[slurm]\nenabled = true", "Slurm starts the jobs"),

@@ -11,7 +11,7 @@ from scheduler_feedback.core.events import AttemptEnded, SpeedMeasured
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.scheduling_index import drop_index, index_of
-from scheduler_feedback.policies.queue.network_class import VARIABLE, best_class, intensity, with_class
+from scheduler_feedback.policies.network.network_class import VARIABLE, best_class, intensity, with_class
 from scheduler_feedback.policies.speeds import learnt_traffic
 from tests.cluster.cycle_world import World
 

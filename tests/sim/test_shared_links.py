@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random as chance
 from statistics import fmean
 
 import pytest
 
-from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.job import JobSpec, Slot
 from scheduler_feedback.core.state import Estimates, Policy
-from scheduler_feedback.policies.network.link_speeds import Flow, Profile, rates
+from scheduler_feedback.policies.network.link_speeds import Flow, Profile, distinct_links, rates
 from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
 from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
@@ -28,9 +30,28 @@ def mean_speeds(*flows: Flow) -> list[float]:
 
 
 def test_only_a_gang_in_several_racks_loads_uplinks() -> None:
-    racks = {"a": "r0", "b": "r0", "c": "r1", "d": "r2"}
-    assert loads(["a", "b"], racks) == ()
-    assert loads(["a", "b", "c"], racks) == (("r0", 1.0), ("r1", 1.0))
+    nodes = {name: Node(name, 8, rack=rack) for name, rack in (("a", "r0"), ("b", "r0"), ("c", "r1"))}
+    assert loads([Slot("a", 0), Slot("b", 7)], nodes) == ()
+    assert loads([Slot("a", 0), Slot("b", 7), Slot("c", 0)], nodes) == (("r0", 1.0), ("r1", 1.0))
+
+
+def test_a_gang_loads_the_uplinks_of_its_rails() -> None:
+    nodes = {name: Node(name, 8, rack=rack) for name, rack in (("a", "r0"), ("b", "r1"))}
+    slots = [Slot("a", 0), Slot("a", 1), Slot("a", 4), Slot("b", 7)]
+    assert [link for link, _ in loads(slots, nodes, 4)] == ["r0, rail 0", "r0, rail 2", "r1, rail 3"]
+    assert [link for link, _ in loads(slots, nodes, 16)] == ["r0, rail 0", "r0, rail 2", "r0, rail 8", "r1, rail 14"]
+    assert loads(slots[:3], nodes, 4) == ()
+
+
+def test_links_that_carry_the_same_gangs_count_once() -> None:
+    both = distinct_links([flow("a", "b", "c"), flow("b", "c")])
+    assert both == [flow("a", "b"), flow("b")]
+    random = chance.Random(3)
+    for _ in range(20):
+        flows = [
+            flow(*random.sample("abcdef", random.randint(1, 5)), network_class=random.randint(0, 1)) for _ in range(4)
+        ]
+        assert rates(distinct_links(flows), range(4), 1.0) == pytest.approx(rates(flows, range(4), 1.0)), flows
 
 
 def test_rates_are_max_min_fair_and_higher_classes_go_first() -> None:

@@ -37,8 +37,8 @@ MUTANTS = (
     Mutant("core.telemetry.steps.speed_reports:SpeedReports._take", ".min(axis=1).sum()", ".max(axis=1).sum()", _REPORTS),
     Mutant("policies.speeds.learnt_traffic:record_wait", "or place.level == 0", "", _TRAFFIC),
     Mutant("policies.speeds.learnt_traffic:record_wait", "min(seconds / FULL_SECONDS, 1.0)", "1.0", _TRAFFIC),
-    Mutant("policies.queue.network_class:intensity", "max(share, LEAST_SHARE)", "share + LEAST_SHARE", _TRAFFIC),
-    Mutant("policies.queue.network_class:best_class", "/ 2 + SAME * own", "/ 2", _TRAFFIC),
+    Mutant("policies.network.network_class:intensity", "max(share, LEAST_SHARE)", "share + LEAST_SHARE", _TRAFFIC),
+    Mutant("policies.network.network_class:best_class", "/ 2 + SAME * own", "/ 2", _TRAFFIC),
     Mutant("policies.index.slot_plan:Plan.uplink_cost", "(1 + other.ranks / gang.ranks)", "1", _PLAN),
     Mutant("policies.queue.slot_assignment:_slices", "not plan.uplink_slowdown and", "", _TRAFFIC),
     # --- power limits ---

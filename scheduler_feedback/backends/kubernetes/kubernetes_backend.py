@@ -62,7 +62,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobKind
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.intake.job_admission import unknown_queue
-from scheduler_feedback.policies.queue.network_class import VARIABLE
+from scheduler_feedback.policies.network.network_class import VARIABLE
 
 PATHS = {
     "nodes": "/api/v1/nodes",

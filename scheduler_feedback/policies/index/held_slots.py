@@ -183,6 +183,7 @@ class HeldSlots:
             busy = (slot for slots in (*self.held.values(), *self.claims.values()) for slot in slots)
             self.plan_or_none = Plan(self.state.nodes.values(), busy)
             self.plan_or_none.uplink_slowdown = self.policy.uplink_slowdown
+            self.plan_or_none.rails = self.policy.uplink_rails
             if self.policy.dataset_cache_gib:
                 self.plan_or_none.datasets = self.state.datasets
             self.plan_or_none.learnt = learnt_of(self.state)
@@ -246,8 +247,8 @@ class HeldSlots:
         plan = self.plan_or_none
         if plan is None or not (self.policy.uplink_slowdown or self.policy.time_shifts):
             return
-        for domain in uplink_loss.crossed(plan, slots):
-            gang = Crossing(class_of(job.job_id, job.spec), len(slots))
+        for domain, rails in uplink_loss.rails_of(plan, slots).items():
+            gang = Crossing(class_of(job.job_id, job.spec), len(slots), rails)
             plan.crossing.setdefault(domain, {})[job.job_id] = gang
 
     def _uncross(self, job: Job, slots: tuple[Slot, ...]) -> None:

@@ -42,6 +42,10 @@ def _by_node(slots: Iterable[Slot]) -> dict[str, int]:
     return found
 
 
+ALL_RAILS = -1
+"""Every rail, as a bit mask: its slots are not chosen yet."""
+
+
 class Crossing(NamedTuple):
     """A gang that uses uplinks."""
 
@@ -49,6 +53,8 @@ class Crossing(NamedTuple):
     """Key of its class (``learnt_speeds.class_of``)."""
     ranks: int
     """Number of its ranks."""
+    rails: int = ALL_RAILS
+    """Rails that it uses, as a bit mask."""
 
 
 class Plan:
@@ -64,6 +70,7 @@ class Plan:
     slots_in[pool]: number of slots of its nodes, free or not. count: number of free slots, by node number.
     slowdown: expected slowdown of suspect nodes, by node number; healthy speed is left out.
     crossing: gangs that use the uplinks of a domain, by domain and job id. Their cost follows from their traffic.
+    rails: number of rails of a node. Each has an uplink of its own in every domain; slots are divided evenly over them.
     traffic: measured traffic by job class; uplink_slowdown: expected slowdown by a gang whose traffic is unknown.
     congested: slowdown, minus 1, that interference verdicts report for the uplinks of a domain.
     declined: pending jobs that wait for a faster GPU type: by job id, (numbers of the types that the job does not use
@@ -88,6 +95,7 @@ class Plan:
         "free_in",
         "learnt",
         "pool",
+        "rails",
         "shares",
         "slots_in",
         "slowdown",
@@ -116,6 +124,7 @@ class Plan:
         self.traffic: Mapping[str, MeasuredTraffic] = {}
         self.congested: dict[int, float] = {}
         self.uplink_slowdown = 0.0
+        self.rails = 1
         self.datasets: Mapping[str, Mapping[str, CachedDataset]] = {}
         self.declined: dict[str, tuple[int, int]] = {}
         self.typed_for = b""
@@ -192,7 +201,7 @@ class Plan:
         other.free_in = [free[:] for free in self.free_in]
         other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
         other.crossing, other.congested = self.crossing, self.congested
-        other.uplink_slowdown, other.traffic = self.uplink_slowdown, self.traffic
+        other.uplink_slowdown, other.traffic, other.rails = self.uplink_slowdown, self.traffic, self.rails
         other.declined, other.typed_for, other.learnt = self.declined, self.typed_for, self.learnt
         other.datasets, other.shares = self.datasets, self.shares
         other.unreported = self.unreported
@@ -392,17 +401,22 @@ class Plan:
         row = self.traffic.get(job_class)
         return math.sqrt(self.uplink_slowdown) if row is None else row.share
 
+    def rail_of(self, number: int, slot: int) -> int:
+        """Return the number of the rail that a slot of the node with this number uses."""
+        return slot * self.rails // self.topology.sizes[number]
+
     def uplink_cost(self, domain: int, gang: Crossing, job_id: str = "") -> float:
         """Return the expected loss if the gang uses the uplinks of the domain, as a share of the gang's slot time.
 
         Two gangs communicate at once for the product of their shares of the time. Each loses that much, so the gang
-        that is already there loses it on its own number of slots. job_id: the gang's job, if it is there already.
+        that is already there loses it on its own number of slots. Gangs without a common rail lose nothing. job_id: the
+        gang's job, if it is there already.
         """
         cost = self.congested.get(domain, 0.0)
         if self.uplink_slowdown and (others := self.crossing.get(domain)) is not None:
             share = self.share(gang.job_class)
             for name, other in sorted(others.items()):
-                if name == job_id:
+                if name == job_id or not other.rails & gang.rails:
                     continue
                 cost += share * self.share(other.job_class) * (1 + other.ranks / gang.ranks)
         return cost

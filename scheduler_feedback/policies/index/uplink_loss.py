@@ -7,9 +7,11 @@ fast. So each loses that product of its time, and the cost of an uplink is
     sum over gangs that use it: share x its share x (1 + its ranks / ranks)
     + (slowdown - 1) of the worst active interference verdict between two gangs that use it
 
-of the new gang's slot time. The loss of both gangs counts, in proportion to their ranks: Crux (Cao et al., SIGCOMM'24)
-and its goal, GPUs that compute. Shares are learnt (``learnt_traffic``); unknown ones follow from
-``Policy.uplink_slowdown``. Phases of the two gangs are not known here (``policies.network`` shifts them).
+of the new gang's slot time. In a rail-optimised network each rail of a rack has an uplink of its own
+(``Policy.uplink_rails``), and only gangs with a common rail share one. The loss of both gangs counts, in proportion to
+their ranks: Crux (Cao et al., SIGCOMM'24) and its goal, GPUs that compute. Shares are learnt (``learnt_traffic``);
+unknown ones follow from ``Policy.uplink_slowdown``. Phases of the two gangs are not known here (``policies.network``
+shifts them).
 
 A gang that does not fit into one domain gets the domains whose worst uplink costs least; ties go to the fewest domains.
 Without ``uplink_slowdown`` and interference verdicts, uplinks cost nothing and do not affect placement.
@@ -17,7 +19,7 @@ Without ``uplink_slowdown`` and interference verdicts, uplinks cost nothing and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import State
@@ -34,6 +36,22 @@ def crossed(plan: Plan, slots: Iterable[Slot]) -> list[int]:
     return sorted({domain for path in inside for domain in path if domain not in common})
 
 
+def rails_of(plan: Plan, slots: Collection[Slot]) -> dict[int, int]:
+    """Return the rails (bit mask) that a gang on these slots uses in each domain whose uplinks it uses."""
+    domains = crossed(plan, slots)
+    if not domains or plan.rails < 2:
+        return dict.fromkeys(domains, 1)
+    found = dict.fromkeys(domains, 0)
+    number, above = plan.topology.number, plan.topology.above
+    for slot in slots:
+        if (index := number.get(slot.node)) is not None:
+            rail = 1 << plan.rail_of(index, slot.slot)
+            for domain in above[index]:
+                if domain in found:
+                    found[domain] |= rail
+    return found
+
+
 def congested(state: State, plan: Plan) -> dict[int, float]:
     """Return the slowdown, minus 1, that active interference verdicts report for the uplinks of each domain."""
     found: dict[int, float] = {}
@@ -42,11 +60,13 @@ def congested(state: State, plan: Plan) -> dict[int, float]:
             continue
         pair = [state.jobs.get(verdict.gang), state.jobs.get(verdict.aggressor)]
         both = [
-            set(crossed(plan, (rank.slot for rank in job.ranks)))
+            rails_of(plan, [rank.slot for rank in job.ranks])
             for job in pair
             if job is not None and job.state.holds_slots
         ]
-        for domain in both[0] & both[1] if len(both) == 2 else ():
+        for domain in both[0].keys() & both[1].keys() if len(both) == 2 else ():
+            if not both[0][domain] & both[1][domain]:
+                continue
             found[domain] = max(found.get(domain, 0.0), verdict.slowdown - 1)
     return found
 

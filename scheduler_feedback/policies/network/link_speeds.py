@@ -108,6 +108,23 @@ class Window(NamedTuple):
         return 0.0 if late <= LATE * self.period_seconds else self.period_seconds - late
 
 
+def distinct_links(flows: Sequence[Flow]) -> list[Flow]:
+    """Return the flows without uplinks that carry the same gangs with the same loads as another one.
+
+    Such uplinks are full at the same time, so the speeds do not depend on them: for example, gangs that use whole nodes
+    meet on all rails alike.
+    """
+    users: dict[str, list[tuple[int, float]]] = {}
+    for number, flow in enumerate(flows):
+        for link, load in flow.loads:
+            users.setdefault(link, []).append((number, load))
+    first: dict[tuple[tuple[int, float], ...], str] = {}
+    for link in sorted(users):
+        first.setdefault(tuple(users[link]), link)
+    kept = set(first.values())
+    return [flow._replace(loads=tuple(one for one in flow.loads if one[0] in kept)) for flow in flows]
+
+
 def rates(flows: Sequence[Flow], active: Sequence[int], capacity: float) -> dict[int, float]:
     """Return the rate of each communicating gang: 1 is its full rate.
 

@@ -21,10 +21,11 @@ from scheduler_feedback.core.events import SpeedMeasured
 from scheduler_feedback.core.job import Job, StepTimes, TimeShift
 from scheduler_feedback.core.state import Mode, State
 from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.index.slot_plan import Plan
-from scheduler_feedback.policies.index.uplink_loss import crossed
-from scheduler_feedback.policies.network.link_speeds import Flow, Profile, Window
+from scheduler_feedback.policies.index.uplink_loss import rails_of
+from scheduler_feedback.policies.network.link_speeds import Flow, Profile, Window, distinct_links
 from scheduler_feedback.policies.network.windows import SLACK, better_windows
 
 MOST_GANGS = 16
@@ -54,12 +55,17 @@ def speed_measured(context: CycleContext, job: Job, event: SpeedMeasured) -> Non
     if not in_force(context.state) or not event.interval_seconds > 0 or event.wait_share is None:
         return
     plan = context.index.plan
-    uplinks = crossed(plan, context.index.held.get(job.job_id, ()))
+    uplinks = rails_of(plan, context.index.held.get(job.job_id, ()))
     if not uplinks or event.network_seconds is None:
         return
     wait = event.wait_share * event.interval_seconds
-    names = tuple(_name(plan, domain) for domain in uplinks)
-    undisturbed = event.delay_seconds > 0 or all(len(plan.crossing.get(domain, ())) < 2 for domain in uplinks)
+    names = tuple(name for domain, rails in uplinks.items() for name in _names(plan, domain, rails))
+    undisturbed = event.delay_seconds > 0 or not any(
+        one.rails & rails
+        for domain, rails in uplinks.items()
+        for name, one in plan.crossing.get(domain, {}).items()
+        if name != job.job_id
+    )
     network, before = event.network_seconds, job.step_times
     if event.delay_seconds > 0:
         network = wait - event.delay_seconds
@@ -74,9 +80,11 @@ def speed_measured(context: CycleContext, job: Job, event: SpeedMeasured) -> Non
     context.index.report_steps(job, times)
 
 
-def _name(plan: Plan, number: int) -> str:
+def _names(plan: Plan, number: int, rails: int) -> list[str]:
+    """Return the names of the uplinks of these rails (bit mask) of a domain."""
     domain = plan.topology.domains[number]
-    return domain.name if domain.level is None else f"{domain.level.value} {domain.name}"
+    name = domain.name if domain.level is None else f"{domain.level.value} {domain.name}"
+    return [f"{name}, rail {rail}" for rail in numbers(rails)] if plan.rails > 1 else [name]
 
 
 def groups_of(state: State, index: SchedulingIndex) -> list[list[Job]]:
@@ -181,7 +189,7 @@ def _better(jobs: list[Job], crowds: Mapping[str, int], capacity: float) -> list
     crowds: by how much the time of each gang's communication is divided. Gangs that always communicate at the same time
     never show how long they communicate alone, so windows for these shorter times are tried, and judged afterwards.
     """
-    flows = [_flow(job, crowds[job.job_id]) for job in jobs]
+    flows = distinct_links([_flow(job, crowds[job.job_id]) for job in jobs])
     order = sorted(range(len(jobs)), key=lambda number: flows[number])  # equal groups have equal windows
     found = better_windows(tuple(flows[number] for number in order), capacity)
     windows: list[Window | None] = [None] * len(jobs)

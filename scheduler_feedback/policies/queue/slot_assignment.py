@@ -14,6 +14,7 @@ from scheduler_feedback.core.job import JobSpec, Packing, Slot, resized
 from scheduler_feedback.policies.index.domains import WIDTH, numbers
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Crossing, Plan
 from scheduler_feedback.policies.index.uplink_loss import least_burdened
+from scheduler_feedback.policies.network.rails import on_quiet_rails
 from scheduler_feedback.policies.speeds.learnt_speeds import class_of
 
 _NARROW_FIRST = (Level.ISLAND, Level.RAIL, Level.RACK, Level.SPINE)
@@ -106,7 +107,7 @@ def _fill(
                 pieces += _pack(plan, pool, part, barred, domain, gang)
             ranks -= part
     assert not ranks, "the domain's total must cover the ranks"
-    return pieces
+    return on_quiet_rails(plan, pieces, gang)
 
 
 def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int, gang: Crossing) -> Pieces:

@@ -14,11 +14,11 @@ from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.data import dataset_cache
 from scheduler_feedback.policies.mig import words as mig_words
 from scheduler_feedback.policies.mig.instances import laid_out
+from scheduler_feedback.policies.network.network_class import chosen_class, in_words, with_class
 from scheduler_feedback.policies.power.admission import delayed, need_watts, refusal
 from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
-from scheduler_feedback.policies.queue.network_class import chosen_class, in_words, with_class
 from scheduler_feedback.policies.queue.placement import (
     Shape,
     attempt_speed,

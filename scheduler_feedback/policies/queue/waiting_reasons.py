@@ -24,10 +24,9 @@ from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.mig import words as mig_words
-from scheduler_feedback.policies.network import time_shifts
+from scheduler_feedback.policies.network import network_class, time_shifts
 from scheduler_feedback.policies.power import limits
 from scheduler_feedback.policies.power.admission import waits_for_power
-from scheduler_feedback.policies.queue import network_class
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.order import round_robin
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, prefers_now, relaxes_ns, where

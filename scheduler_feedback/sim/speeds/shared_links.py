@@ -2,7 +2,8 @@
 
 Within a rack a gang has the network of its nodes for itself. Over several racks it also uses the uplink of each. It
 loads each of them with the traffic of one node at full rate, because the ring of an all-reduce crosses the border of a
-rack once in each direction if its ranks follow the order of the network. ``policies.network.link_speeds`` simulates
+rack once in each direction if its ranks follow the order of the network. In a rail-optimised network each rail of a
+rack has an uplink, which a gang loads only if its slots use that rail. ``policies.network.link_speeds`` simulates
 their phases.
 """
 
@@ -14,7 +15,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from scheduler_feedback.policies.network.link_speeds import Flow, Profile, Window, link_speeds
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.job import Slot
+from scheduler_feedback.policies.network.link_speeds import Flow, Profile, Window, distinct_links, link_speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,10 @@ class SharedLinks:
     profiles: Mapping[tuple[str, int], Profile] = field(default_factory=dict)
     """Steps by workload and number of ranks. Other gangs do not communicate."""
     uplink_nodes: float = 2.0
-    """Nodes' traffic at full rate that the uplink of a rack carries."""
+    """Nodes' traffic at full rate that the uplink of a rack carries, or, with rails, that of a rail's NICs on so many
+    nodes."""
+    rails: int = 1
+    """Number of rails of a node. The slots of a node are divided evenly over them, in the order of their numbers."""
     seed: int = 0
     """Seed of the phases."""
 
@@ -38,13 +44,20 @@ class SharedLinks:
 
         windows: times at which each gang begins its steps, as the scheduler has decided; empty: at any time.
         """
+        if self.rails > 1:
+            flows = distinct_links(flows)
         return random_speeds(tuple(flows), self.uplink_nodes, self.seed, tuple(windows))
 
 
-def loads(nodes: Iterable[str], rack_of: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
-    """Return the traffic of a gang on the uplink of each rack; none if all of its nodes are in one rack."""
-    racks = sorted({rack_of[name] for name in nodes})
-    return tuple((rack, 1.0) for rack in racks) if len(racks) > 1 else ()
+def loads(placement: Iterable[Slot], nodes: Mapping[str, Node], rails: int = 1) -> tuple[tuple[str, float], ...]:
+    """Return the traffic of a gang on the uplinks of each rack; none if all of its nodes are in one rack.
+
+    rails: as in ``SharedLinks``. Each rail of a rack has an uplink.
+    """
+    used = sorted({(nodes[slot.node].rack, slot.slot * rails // nodes[slot.node].slots) for slot in placement})
+    if len({rack for rack, _ in used}) < 2:
+        return ()
+    return tuple((f"{rack}, rail {rail}" if rails > 1 else rack, 1.0) for rack, rail in used)
 
 
 class Shared(NamedTuple):

@@ -19,7 +19,7 @@ from msgspec import structs
 from scheduler_feedback.core.job import Job, JobSpec, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
-from scheduler_feedback.policies.index.uplink_loss import crossed
+from scheduler_feedback.policies.index.uplink_loss import crossed, rails_of
 from scheduler_feedback.policies.speeds.learnt_speeds import class_of
 
 VARIABLE = "GANGWATCH_NETWORK_CLASS"
@@ -74,7 +74,12 @@ def _gang(job: Job, slots: Collection[Slot]) -> Crossing:
 
 def _neighbours(plan: Plan, job: Job, slots: Collection[Slot]) -> dict[str, Crossing]:
     """Return the other gangs on the uplinks that the gang uses on these slots, by job id."""
-    found = {name: one for domain in crossed(plan, slots) for name, one in plan.crossing.get(domain, {}).items()}
+    found = {
+        name: one
+        for domain, rails in rails_of(plan, slots).items()
+        for name, one in plan.crossing.get(domain, {}).items()
+        if one.rails & rails
+    }
     found.pop(job.job_id, None)
     return dict(sorted(found.items()))
 
@@ -107,7 +112,10 @@ def in_words(state: State, plan: Plan, job: Job, slots: Collection[Slot]) -> str
     how = f"waits for its network {plan.share(gang.job_class):.0%} of the time"
     if gang.job_class not in plan.traffic:
         how += ", which is assumed"
-    loss = max(plan.uplink_cost(domain, gang, job.job_id) for domain in crossed(plan, slots))
+    loss = max(
+        plan.uplink_cost(domain, gang._replace(rails=rails), job.job_id)
+        for domain, rails in rails_of(plan, slots).items()
+    )
     text = f"; it shares uplinks with {listed} and {how}"
     text += f"; together they are expected to lose {loss:.0%} of its slot time"
     if job.network_class >= 0:
