@@ -154,7 +154,13 @@ def controller(
         hosts = (agents_service,) if agents_service else ()
         signing = Signing(agents_account, hosts, signer, signing_folder, signing_days, revoked_file)
     given = {"controller.port": port, "controller.listen": listen, "controller.web_config": web_config}
-    run(state, load(config_file, given), settings, (namespace, lease), advise=advise, signing=signing)
+    config = load(config_file, given)
+    if config.policy.uplink_rails > 1:
+        raise ConfigError(
+            "policy.uplink_rails: on Kubernetes the device plugin chooses the GPUs of a pod, so the rails of a gang are "
+            "unknown; leave it out"
+        )
+    run(state, config, settings, (namespace, lease), advise=advise, signing=signing)
 
 
 @kubernetes.command()

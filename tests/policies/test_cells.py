@@ -475,6 +475,20 @@ def test_a_job_that_waited_for_a_start_in_cells_starts_next() -> None:
     assert active(world, third) == [True]
 
 
+def test_no_cell_is_bound_to_the_spare_on_which_a_job_of_its_queue_runs() -> None:
+    """benchmarks.invariants, seed 7400003: a job that cannot be stopped started in the rest of such a cell."""
+    world = world_of({"a": {Cell.NODE: 1}, "b": {Cell.NODE: 1}}, nodes=3, spare_nodes=1)
+    (spare,) = [node.name for node in world.state.nodes.values() if node.spare]
+    first = world.submit(4, 500.0, queue="a")
+    world.submit(4, 500.0, queue="b")
+    guest, fixed = world.submit(2, 500.0, queue="a", **GUEST), world.submit(1, 500.0, queue="a")
+    assert active(world, first, guest, fixed) == [True, True, False] and nodes_of(world, guest) == {spare}
+    world.running()
+    world.end(first, 0)
+    assert active(world, guest, fixed) == [True, True]
+    assert nodes_of(world, guest) == {spare} and spare not in nodes_of(world, fixed)
+
+
 def test_a_cell_on_a_node_that_becomes_a_spare_takes_only_jobs_that_can_be_stopped() -> None:
     """benchmarks.invariants, seed 3700201: a job that cannot be stopped started in a bound cell of a spare."""
     world = world_of({"a": {Cell.NODE: 2}, "b": {Cell.NODE: 1}}, nodes=3)

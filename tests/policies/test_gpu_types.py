@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
-from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
@@ -219,6 +219,19 @@ def test_a_type_without_a_large_enough_node_is_not_awaited() -> None:
     assert world.type_of("long") == "slow"
 
 
+def test_fast_slots_that_become_free_on_several_nodes_are_not_awaited_by_a_job_that_needs_one_node() -> None:
+    """benchmarks.invariants, seed 7400041: the first job counted two slots of different nodes, and waited longer."""
+    world = Cluster(types=("slow",), throughput={"": {"f": 1.0, "slow": 0.25}})
+    world.cycle(*(NodeSeen(name, 2, machine=name, gpu_type="f") for name in ("f1", "f2")))
+    for name, node, seconds in (("a", "f1", 30.0), ("b", "f1", 500.0), ("c", "f2", 30.0), ("d", "f2", 500.0)):
+        world.submit(name, seconds)
+        assert world.type_of(name) == node
+    world.submit("head", 100.0, 2, required_level=Level.NODE)
+    assert world.type_of("head") == "slow"
+    world.submit("wide", 100.0, 2)
+    assert index_of(world.state).plan.declined["wide"][1] == BEGIN_NS + 30 * SECOND
+
+
 def divisible(*nodes: tuple[str, str, bool]) -> Cluster:
     """Return a cluster of nodes (name, GPU type, whether MIG can divide its two GPUs)."""
     world = Cluster(types=(), mig=True)
@@ -260,9 +273,30 @@ def test_slots_that_do_not_count_are_left_out_at_each_instant() -> None:
     backlog = TypeBacklog(Plan(()), (), 0)
     backlog.free_ns = [[0, 0, 5, 5, 9, 12]]
     assert [backlog.start_ns(0, ranks) for ranks in (1, 2, 3, 4, 5, 6, 7)] == [0, 0, 5, 5, 9, 12, None]
-    assert [backlog.start_ns(0, ranks, (0, 5, 9)) for ranks in (1, 2, 3, 4)] == [0, 5, 12, None]
-    assert backlog.start_ns(0, 1, (0, 0, 5, 5, 9)) == 12
-    assert backlog.start_ns(0, 1, (0, 0, 5, 5, 9, 12)) is None
+    barred = TypeBacklog(Plan(()), (), 0)
+    barred.free_ns = [[0, 5, 9]]
+    assert [backlog.start_ns(0, ranks, barred) for ranks in (1, 2, 3, 4)] == [0, 5, 12, None]
+    barred.free_ns = [[0, 0, 5, 5, 9]]
+    assert backlog.start_ns(0, 1, barred) == 12
+    barred.free_ns = [[0, 0, 5, 5, 9, 12]]
+    assert backlog.start_ns(0, 1, barred) is None
+
+
+def test_slots_of_spare_nodes_count_for_jobs_that_may_borrow_them() -> None:
+    """benchmarks.invariants, seed 7500022: a job that could borrow a spare waited for another type, and ended later."""
+    nodes = [Node("a", 2, gpu_type="x"), Node("b", 3, gpu_type="x", spare=True), Node("c", 1, gpu_type="x", spare=True)]
+    plan = Plan(nodes)
+    taken = [*plan.take("a", 2), *plan.take("b", 2)]
+    ends = [Release(at, "j", (slot,)) for at, slot in zip((5, 7, 6, 9), taken, strict=True)]
+    backlog = TypeBacklog(plan, sorted(ends), 0)
+    assert [backlog.start_ns(0, ranks) for ranks in (1, 2, 3)] == [5, 7, None]
+    assert [backlog.start_ns(0, ranks, borrows=True) for ranks in range(1, 8)] == [0, 0, 5, 6, 7, 9, None]
+    barred = TypeBacklog(plan, sorted(ends), 0, plan.topology.bits[plan.topology.number["b"]])
+    assert [backlog.start_ns(0, ranks, barred, borrows=True) for ranks in range(1, 5)] == [0, 5, 7, None]
+    backlog.take(0, 3, 5, 20, borrows=True)
+    assert backlog.free_ns == [[7, 20]] and backlog.spare_ns == [[6, 9, 20, 20]]
+    backlog.take(0, 1, 7, 30)
+    assert backlog.free_ns == [[20, 30]]
 
 
 def test_instances_that_fit_on_one_gpu_await_one_gpu() -> None:

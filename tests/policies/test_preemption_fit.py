@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.core.cluster import Level, NodeState
-from scheduler_feedback.core.events import Submitted
-from scheduler_feedback.core.job import JobSpec, JobState
+from scheduler_feedback.core.events import Submitted, Tick
+from scheduler_feedback.core.job import JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Estimates, Order, Policy
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.cycle_world import World
 
 ORDERS = [Order.SJF, Order.SRTF, Order.SRSF]
@@ -184,3 +185,33 @@ def test_no_gang_is_stopped_if_no_chosen_job_waits(order: Order) -> None:
     world.cycle(_submitted("lent", 2, 10.0, **MOVABLE), _submitted("plain", 1, 20.0))
     assert [world.job_state(name) for name in ("lent", "plain")] == [JobState.STARTING] * 2
     assert "preempt" not in world.entry_kinds(running)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pass_starts_jobs_on_nodes_on_probation(order: Order) -> None:
+    """benchmarks.invariants, seed 7400026: the pass left out their slots, and jobs waited beside them."""
+    world = _world(order, replan_seconds=0.0)
+    index_of(world.state).set_node_state(world.state.nodes["n1"], NodeState.PROBATION, None, "for the test", "")
+    first, second, third = (world.submit(ranks, 500.0, exact_seconds=500.0) for ranks in (2, 3, 2))
+    assert (world.nodes_of(first), world.job_state(second)) == ({"n0"}, JobState.PENDING)
+    assert world.nodes_of(third) == {"n1"}, "a larger gang waits"
+    world.running()
+    world.end(third)
+    movable = world.submit(2, 400.0, exact_seconds=400.0, **MOVABLE)
+    assert world.nodes_of(movable) == {"n1"}
+
+
+def test_a_pass_that_starts_a_job_on_a_node_on_probation_is_followed_by_another() -> None:
+    """benchmarks.invariants, seed 7500044: the job was counted on other nodes, whose slots then were left over."""
+    world = _world(Order.SJF, replan_seconds=0.0)
+    index = index_of(world.state)
+    index.set_node_state(world.state.nodes["n1"], NodeState.PROBATION, None, "for the test", "")
+    movable = world.submit(2, 5000.0, exact_seconds=5000.0, required_level=Level.NODE, **MOVABLE)
+    other = world.submit(2, 6000.0, exact_seconds=6000.0, **MOVABLE)
+    assert (world.nodes_of(movable), world.nodes_of(other)) == ({"n0"}, {"n1"})
+    world.running()
+    world.end(other)
+    world.cycle(_submitted("short", 2, 10.0), _submitted("next", 2, 20.0))
+    assert world.nodes_of("short") == {"n1"} and world.state.jobs[movable].stop_reason is None
+    world.cycle(Tick())
+    assert world.state.jobs[movable].stop_reason is StopReason.PREEMPT, "for the next job"

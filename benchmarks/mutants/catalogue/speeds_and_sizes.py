@@ -9,6 +9,7 @@ _MEASURED = ("tests/core/test_device_memory.py",)
 _TRAFFIC = ("tests/policies/test_network_traffic.py",)
 _CAPS = ("tests/sim/test_power_caps.py",)
 _PLAN = ("tests/policies/test_slot_plan.py",)
+_RAILS = ("tests/policies/test_rails.py",)
 _SIZES = ("tests/policies/test_sizes.py",)
 _RULES = (
     "tests/policies/test_sharing_chances.py",
@@ -40,6 +41,11 @@ MUTANTS = (
     Mutant("policies.network.network_class:intensity", "max(share, LEAST_SHARE)", "share + LEAST_SHARE", _TRAFFIC),
     Mutant("policies.network.network_class:best_class", "/ 2 + SAME * own", "/ 2", _TRAFFIC),
     Mutant("policies.index.slot_plan:Plan.uplink_cost", "(1 + other.ranks / gang.ranks)", "1", _PLAN),
+    Mutant("policies.index.slot_plan:Plan.uplink_cost", "or not other.rails & gang.rails", "", _RAILS),
+    Mutant("policies.index.uplink_loss:congested", "if not both[0][domain] & both[1][domain]:", "if False:", _RAILS),
+    Mutant("policies.network.rails:on_quiet_rails", "or islands[number]", "", _RAILS),
+    Mutant("policies.network.rails:on_quiet_rails", "len(slots) == sizes[number] or", "", _RAILS),
+    Mutant("policies.network.rails:_lightest", "slot in own or", "", _RAILS),
     Mutant("policies.queue.slot_assignment:_slices", "not plan.uplink_slowdown and", "", _TRAFFIC),
     # --- power limits ---
     Mutant("sim.studies.power_caps:cheapest", "1 + waiting + gpus", "1 + gpus", _CAPS),

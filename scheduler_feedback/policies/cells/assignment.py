@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobState, Slot
-from scheduler_feedback.policies.cells.guarantees import fill, guarantee, members_of
+from scheduler_feedback.policies.cells.guarantees import fill, guarantee, members_of, unusable
 from scheduler_feedback.policies.cells.slot_use import (
     SlotUse,
     bound_slots,
@@ -42,14 +42,21 @@ def assign_cells(context: CycleContext) -> None:
     started = False
     for name, cluster in clusters.items():
         for job in members[name].guaranteed:
-            if job.job_id in index.line:
-                _start_guaranteed(context, cluster, slot_use, job)
-                started |= job.state is not JobState.PENDING
+            if job.job_id not in index.line:
+                continue
+            if unusable(index, cluster, job, {slot.node for slot in job.cell_slots}):
+                guarantee(
+                    context, job, ()
+                )  # a running gang has just had the cell bound to slots that this one may not use
+                started = True
+                continue
+            _start_guaranteed(context, cluster, slot_use, job)
+            started |= job.state is not JobState.PENDING
     started |= _start_others(context)
     context.evaluated |= state.bound_cells != before
     index.mark_evaluated()
-    # The next cycle evaluates again: the queues may have cells for jobs that have just started on other slots, and jobs
-    # that waited for the start of another one may start now.
+    # The next cycle evaluates again: the queues may have cells for jobs that have just started on other slots or have
+    # lost their guarantee, and jobs that waited for the start of another one may start now.
     index.changed = started
 
 

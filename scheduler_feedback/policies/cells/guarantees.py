@@ -236,7 +236,12 @@ def _count(slots: Collection[Slot], cell: str) -> int:
 
 
 def _block_at(slot_use: SlotUse, node: str, slots: list[int], size: int) -> int | None:
-    """Return the first slot of the block of this size that contains the slots, if a cell can be bound there."""
+    """Return the first slot of the block of this size that contains the slots, if a cell can be bound there.
+
+    Spare nodes are no cells: jobs of the queue that cannot be stopped could not use the rest of the cell.
+    """
+    if slot_use.state.nodes[node].spare:
+        return None
     first = min(slots) - min(slots) % size
     total = slot_use.state.nodes[node].slots
     mask = (1 << size) - 1 << first

@@ -23,7 +23,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -36,7 +36,8 @@ from scheduler_feedback.core.state import Backfilling, Order, Policy, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.gpu_types.type_backlog import TypeBacklog
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
-from scheduler_feedback.policies.queue.placement import attempt_speed, barred_for, types_for
+from scheduler_feedback.policies.queue.backfill import reserve
+from scheduler_feedback.policies.queue.placement import attempt_speed, barred_for, may_borrow, types_for
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 DEPTH = 2000
@@ -78,6 +79,8 @@ class Request:
     """(number of the type, expected run time there in ns), the fastest type first."""
     barred: int = 0
     """Nodes that it must not use, as a bit mask."""
+    borrows: bool = False
+    """Whether it may use spare nodes."""
 
 
 def choose_types(context: CycleContext) -> None:
@@ -91,7 +94,8 @@ def choose_types(context: CycleContext) -> None:
         plan.declined, plan.typed_for = {}, b""
         return
     requests = _requests(state, index, context.now_ns)
-    inputs = _digest(TypeBacklog(plan, index.ends, 0), requests, _barred(index, requests, 0), state.policy)
+    first = _reserved_starts(index, requests[0]) if requests else None
+    inputs = _digest(TypeBacklog(plan, index.ends, 0), requests, _barred(index, requests, 0), first, state.policy)
     if inputs != state.types_inputs:
         state.types_inputs, state.types_ns = inputs, context.now_ns
         context.evaluated = True
@@ -100,22 +104,28 @@ def choose_types(context: CycleContext) -> None:
     before, plan.declined, plan.typed_for = plan.declined, {}, inputs
     backlog, barred = TypeBacklog(plan, index.ends, state.types_ns), _barred(index, requests, state.types_ns)
     for position, request in enumerate(requests):
-        found = choice(backlog, request, state.policy.type_patience, barred.get(request.barred))
+        exact = first if position == 0 else None
+        found = choice(backlog, request, state.policy.type_patience, barred.get(request.barred), exact)
         if found is None:
             continue
         if position < DEPTH:
-            backlog.take(found.gpu_type, request.ranks, found.start_ns, found.end_ns)
+            backlog.take(found.gpu_type, request.ranks, found.start_ns, found.end_ns, request.borrows)
         _note(context, request.job, found)
     if plan.declined != {job_id: one for job_id, one in before.items() if job_id in index.line}:
         index.evaluate_all()  # a job that declined a type before may accept it now
 
 
 def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request]:
-    """Return the pending jobs that may start now, in queue order; the first ones only while no slot is free."""
+    """Return the pending jobs that may start now, in queue order; the first ones only while no slot is free.
+
+    The order `themis` changes with time alone. The jobs are then in the order of their submission.
+    """
     found = []
     free = any(inside[0] for inside in index.plan.free_in)
-    for key in index.line.order[: None if free else FULL_DEPTH]:
-        job = state.jobs[key[-1]]
+    jobs = [state.jobs[key[-1]] for key in index.line.order]
+    if state.policy.order is Order.THEMIS:
+        jobs.sort(key=lambda job: (job.submitted_ns, job.job_id))
+    for job in jobs[: None if free else FULL_DEPTH]:
         if job.spec.pinned_node is not None or job.not_before_ns > now_ns or at_limit(index, job):
             continue
         ranks = job.spec.min_ranks or job.spec.ranks
@@ -127,7 +137,8 @@ def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request
         )
         waits = not 0 < job.awaited_until_ns <= now_ns and not _owns_slots(index, job)
         barred = barred_for(index.plan, job)
-        found.append(Request(job, index.plan.topology.slots_needed(job.spec), waits, run_ns, barred))
+        slots = index.plan.topology.slots_needed(job.spec)
+        found.append(Request(job, slots, waits, run_ns, barred, may_borrow(job.spec)))
     return found
 
 
@@ -138,18 +149,43 @@ def _barred(index: SchedulingIndex, requests: Sequence[Request], now_ns: int) ->
     }
 
 
+def _reserved_starts(index: SchedulingIndex, request: Request) -> dict[int, int] | None:
+    """Return the expected start on each GPU type in ns, 0 if it fits now, of a job that does not fit on any free slots.
+
+    For the first job these starts decide, as for its reservation: slots that become free on several nodes are of no use
+    to a job that needs one node. None: the number of slots decides.
+    """
+    job, plan = request.job, index.plan
+    if not _is_limited(job):
+        return None
+    found, before = {}, plan.declined
+    plan.declined = {}
+    for number, _ in request.run_ns:
+        typed = structs.replace(job, spec=structs.replace(job.spec, gpu_types=(plan.topology.type_names[number],)))
+        if (reservation := reserve(plan, index.ends, typed, 0, index.state.policy)) is not None:
+            found[number] = reservation.from_ns
+    plan.declined = before
+    return found
+
+
 def _owns_slots(index: SchedulingIndex, job: Job) -> bool:
     """Return whether the job's queue owns slots of each GPU type. Its jobs use these, and wait for no faster ones."""
     types = index.shares.types
     return types is not None and index.shares.owner(job.spec.queue) in types.entitled
 
 
-def _digest(backlog: TypeBacklog, requests: Sequence[Request], barred: dict[int, TypeBacklog], policy: Policy) -> bytes:
+def _digest(
+    backlog: TypeBacklog,
+    requests: Sequence[Request],
+    barred: dict[int, TypeBacklog],
+    first: dict[int, int] | None,
+    policy: Policy,
+) -> bytes:
     """Return a digest of what the choice depends on. backlog, barred: with the free slots at time 0."""
     masks = {mask: place for place, mask in enumerate(sorted(barred))}
-    jobs = [(one.job.job_id, one.ranks, one.waits, one.run_ns, masks.get(one.barred)) for one in requests]
-    unusable = [barred[mask].free_ns for mask in masks]
-    return blake2b(encode((backlog.free_ns, unusable, jobs, policy.type_patience)), digest_size=8).digest()
+    jobs = [(one.job.job_id, one.ranks, one.waits, one.run_ns, masks.get(one.barred), one.borrows) for one in requests]
+    slots = [(one.free_ns, one.spare_ns) for one in (backlog, *(barred[mask] for mask in masks))]
+    return blake2b(encode((slots, jobs, first, policy.type_patience)), digest_size=8).digest()
 
 
 def _applies(state: State, index: SchedulingIndex) -> bool:
@@ -163,17 +199,26 @@ def _applies(state: State, index: SchedulingIndex) -> bool:
     return any(state.jobs[key[-1]].spec.throughput for key in index.line.order)
 
 
-def choice(backlog: TypeBacklog, request: Request, patience: float, barred: TypeBacklog | None = None) -> Choice | None:
+def choice(
+    backlog: TypeBacklog,
+    request: Request,
+    patience: float,
+    barred: TypeBacklog | None = None,
+    exact: Mapping[int, int] | None = None,
+) -> Choice | None:
     """Return the GPU type on which the job is expected to end first, and which types it declines for that.
 
     None if no type has enough slots. The faster of two types with the same end is chosen. patience: `type_patience`.
-    barred: backlog of the nodes that the job must not use.
+    barred: backlog of the nodes that the job must not use. exact: its expected starts (``_reserved_starts``), if known.
     """
     ranks, ends = request.ranks, []
     for number, takes_ns in request.run_ns:
-        unusable = () if barred is None else barred.free_ns[number]
-        if (start_ns := backlog.start_ns(number, ranks, unusable)) is not None:
-            ends.append((start_ns + takes_ns, start_ns, number, takes_ns))
+        if exact is not None:
+            if number in exact:
+                start_ns = max(exact[number], backlog.now_ns)
+                ends.append((start_ns + takes_ns, start_ns, number, takes_ns))
+        elif (at_ns := backlog.start_ns(number, ranks, barred, request.borrows)) is not None:
+            ends.append((at_ns + takes_ns, at_ns, number, takes_ns))
     if not ends:
         return None
     end_ns, start_ns, best, best_ns = min(ends, key=lambda one: one[0])
@@ -192,11 +237,16 @@ def choice(backlog: TypeBacklog, request: Request, patience: float, barred: Type
 def _could_hold(index: SchedulingIndex, job: Job, number: int) -> bool:
     """Return whether the job would fit on empty nodes of this GPU type."""
     spec = job.spec
-    limited = (spec.required_level, spec.groups, spec.constraint, spec.mig_profile, job.excluded_nodes)
-    if not any(limited):
+    if not _is_limited(job):
         return True  # the number of slots decides
     name = index.plan.topology.type_names[number]
     return index.capacity.could_hold(structs.replace(job, spec=structs.replace(spec, gpu_types=(name,))))
+
+
+def _is_limited(job: Job) -> bool:
+    """Return whether not all slots of a GPU type are of equal use to the job."""
+    spec = job.spec
+    return any((spec.required_level, spec.groups, spec.constraint, spec.mig_profile, job.excluded_nodes))
 
 
 def _run_ns(policy: Policy, index: SchedulingIndex, job: Job, number: int, ranks: int, length_ns: int) -> int:

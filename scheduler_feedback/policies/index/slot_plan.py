@@ -388,6 +388,11 @@ class Plan:
         number = self.topology.number.get(name)
         return number is not None and self.pool[number] != NOWHERE
 
+    def on_probation(self, name: str) -> bool:
+        """Return whether the node is on probation. A node that is unknown or out of use is not."""
+        pool = self.pool[self.topology.number[name]] if name in self.topology.number else NOWHERE
+        return pool != NOWHERE and pool % TIERS == Tier.PROBATION
+
     def pools(self, tier: Tier, types: Collection[str] = ()) -> list[int]:
         """Return the numbers of the pools (nodes with one tier and GPU type) for these GPU types; no types: all."""
         names = self.topology.type_names

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from msgspec import structs
 
 from scheduler_feedback.core.actions import StartGang
+from scheduler_feedback.core.cluster import Tier
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, Slot, resized
 from scheduler_feedback.core.state import Backfilling, Mode, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.data import dataset_cache
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.mig import words as mig_words
 from scheduler_feedback.policies.mig.instances import laid_out
 from scheduler_feedback.policies.network.network_class import chosen_class, in_words, with_class
@@ -101,6 +104,7 @@ def replan(context: CycleContext) -> bool:
         saved |= more
     if context.state.policy.divides:
         _start_beside(context)
+    _start_on_probation(context, found.waiting)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
     # The next cycle evaluates the jobs that starts of this pass have let in, and all if slots are left.
     index.fresh = {job_id for job_id in index.released if job_id in index.line}
@@ -125,7 +129,7 @@ def _start_chosen(context: CycleContext, found: preemption.Chosen) -> tuple[bool
             blocked = True
         else:
             rooms[number].take(max(len(slots) - least, 0), may_borrow(job.spec))
-            saved |= any(slot in index.sharers for slot in slots)
+            saved |= any(slot in index.sharers or index.plan.on_probation(slot.node) for slot in slots)
             start(context, job, slots, "started", "chosen by the preemption pass")
     index.plan.give(found.kept)
     return blocked, saved
@@ -147,6 +151,44 @@ def _start_beside(context: CycleContext) -> None:
             failed.add(shape)
         else:
             start(context, job, slots, "started", "it needs no further slot")
+
+
+def _start_on_probation(context: CycleContext, waiting: Collection[Job]) -> None:
+    """Start pending jobs on free nodes on probation. The preemption pass leaves out their slots.
+
+    waiting: jobs for which the pass has stopped gangs; they start on other nodes.
+    """
+    state, index = context.state, context.index
+    plan = index.plan
+    if not any(inside[0] for inside in plan.free_in[Tier.PROBATION :: TIERS]):
+        return
+    others = [
+        slot
+        for name, number in plan.topology.number.items()
+        if plan.pool[number] != NOWHERE and not plan.on_probation(name)
+        for slot in plan.topology.slots[number]
+        if plan.free_slots(number) >> slot.slot & 1
+    ]
+    plan.hold(others)
+    skipped = {job.job_id for job in waiting}
+    failed: set[Shape] = set()
+    for key in list(index.line.order):
+        job = state.jobs[key[-1]]
+        if not any(inside[0] for inside in plan.free_in[Tier.PROBATION :: TIERS]):
+            break
+        shape = index.line.places[key[-1]].kind.shape
+        if shape in failed or job.job_id in skipped:
+            continue
+        if paused(state, job, context.now_ns) is not None or at_limit(index, job):
+            continue
+        most = index.most_ranks(job)
+        divides = state.policy.divides
+        slots = place_now(index, job, most) if divides else place(plan, job, policy=state.policy, most=most)
+        if slots is None:
+            failed.add(shape)
+        else:
+            start(context, job, slots, "started", "a node on probation has room for it")
+    plan.give(others)
 
 
 def restart_moved(context: CycleContext) -> None:
