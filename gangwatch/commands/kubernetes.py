@@ -157,8 +157,8 @@ def controller(
     config = load(config_file, given)
     if config.policy.uplink_rails > 1:
         raise ConfigError(
-            "policy.uplink_rails: on Kubernetes the device plugin chooses the GPUs of a pod, so the rails of a gang are "
-            "unknown; leave it out"
+            "policy.uplink_rails: on Kubernetes the device plugin chooses the GPUs of a pod, so the rails of a gang "
+            "are unknown; leave it out"
         )
     run(state, config, settings, (namespace, lease), advise=advise, signing=signing)
 
