@@ -142,7 +142,7 @@ def test_the_rule_is_off(policy: dict[str, Any]) -> None:
 def test_time_alone_changes_no_choice() -> None:
     """Two slots of the slow type are free, but on two nodes, and the job needs one node.
 
-    It would end on them after 400 s if it could start now, and on fast GPUs after 330 + 100 s. As of 45 s later, the
+    It would end on them after 400 s if it could start now, and on fast GPUs after 331 + 100 s. As of 45 s later, the
     fast GPUs would seem better, although nothing has happened.
     """
     world = Cluster(defragmentation_moves=0)
@@ -155,6 +155,7 @@ def test_time_alone_changes_no_choice() -> None:
         nodes.setdefault(world.type_of(name), name)
     for name in nodes.values():
         world.end(name)
+    world.submit("head", 1.0, 2, gpu_types=("fast",))  # the start of the first job is known exactly
     world.submit("long", 100.0, 2, required_level=Level.NODE)
     assert world.type_of("long") == ""
     declined = index_of(world.state).plan.declined["long"][0]

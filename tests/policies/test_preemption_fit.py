@@ -215,3 +215,18 @@ def test_a_pass_that_starts_a_job_on_a_node_on_probation_is_followed_by_another(
     assert world.nodes_of("short") == {"n1"} and world.state.jobs[movable].stop_reason is None
     world.cycle(Tick())
     assert world.state.jobs[movable].stop_reason is StopReason.PREEMPT, "for the next job"
+
+
+def test_a_small_job_on_a_node_on_probation_leaves_the_slots_for_which_others_are_stopped() -> None:
+    world = _world(Order.SJF, replan_seconds=0.0)
+    first, movable, fixed = (
+        world.submit(1, seconds, exact_seconds=seconds, **fields)
+        for seconds, fields in ((100.0, {}), (5000.0, MOVABLE), (9000.0, {}))
+    )
+    assert (world.nodes_of(first), world.nodes_of(movable), world.nodes_of(fixed)) == ({"n0"}, {"n0"}, {"n1"})
+    world.running()
+    index_of(world.state).set_node_state(world.state.nodes["n1"], NodeState.PROBATION, None, "for the test", "")
+    world.end(first)
+    world.cycle(_submitted("wide", 2, 10.0, required_level=Level.NODE), _submitted("small", 1, 20.0))
+    assert world.state.jobs[movable].stop_reason is StopReason.PREEMPT
+    assert world.nodes_of("small") == {"n1"}

@@ -78,6 +78,16 @@ def test_partly_used_nodes_give_slots_of_rails_that_no_other_gang_uses() -> None
     assert on_quiet_rails(plan, pieces, gang) == pieces, "one node has too few of them"
 
 
+def test_own_slots_on_such_rails_stay() -> None:
+    plan = two_racks()
+    cross(plan, "a", slots({"n0": range(2), "n1": range(2)}))
+    pieces = [(plan.topology.number[name], plan.take(name, 3)) for name in ("n2", "n3")]
+    assert [[slot.slot for slot in inside] for _, inside in on_quiet_rails(plan, pieces, Crossing("b", 6))] == [
+        [2, 3, 4],
+        [2, 3, 4],
+    ]
+
+
 @pytest.mark.parametrize("reason", ["whole node", "islands", "one rail", "no cost"])
 def test_slots_stay_where_no_rail_can_be_better(reason: str) -> None:
     plan = two_racks(islands=4 if reason == "islands" else 0)

@@ -9,6 +9,10 @@ MUTANTS = (
     Mutant("policies.gpu_types.type_backlog:TypeBacklog.take", "bisect_right(free_ns, from_ns)", "ranks", _TYPES),
     Mutant("policies.gpu_types.type_backlog:TypeBacklog.start_ns", "free_ns[wanted - 1]", "free_ns[0]", _TYPES),
     Mutant("policies.gpu_types.type_backlog:TypeBacklog.start_ns", "wanted = free + missing", "return None", _TYPES),
+    Mutant(
+        "policies.gpu_types.type_backlog:TypeBacklog.start_ns", "borrows and self.spare_ns", "self.spare_ns", _TYPES
+    ),
+    Mutant("policies.gpu_types.faster_types:choose_types", "first if position == 0 else None", "None", _TYPES),
     Mutant("policies.gpu_types.faster_types:choice", "min(ends, key=lambda one: one[0])", "ends[0]", _TYPES),
     Mutant("policies.gpu_types.faster_types:_requests", "job.awaited_until_ns <= now_ns", "False", _TYPES),
     Mutant(

@@ -4,6 +4,7 @@ from benchmarks.mutants.mutant import Mutant
 
 _ORDER = ("tests/policies/test_order.py",)
 _TURNS = ("tests/policies/test_round_robin.py",)
+_FIT = ("tests/policies/test_preemption_fit.py",)
 _MIG = ("tests/policies/test_mig.py",)
 _CYCLES = ("tests/policies/test_cycle_policies.py",)
 _ELASTIC = ("tests/sim/test_elastic_preemption.py",)
@@ -61,9 +62,9 @@ MUTANTS = (
     Mutant(
         "policies.queue.starting:_start_chosen", "least + rooms[number].most(may_borrow(job.spec))", "10**9", _ELASTIC
     ),
-    Mutant(
-        "policies.queue.starting:_start_chosen", "saved |= any(slot in index.sharers for slot in slots)", "pass", _MIG
-    ),
+    Mutant("policies.queue.starting:_start_chosen", "slot in index.sharers or", "", _MIG),
+    Mutant("policies.queue.starting:_start_chosen", "or index.plan.on_probation(slot.node)", "", _FIT),
+    Mutant("policies.queue.starting:_start_on_probation", "plan.hold(others)", "pass", _FIT),
     Mutant("policies.queue.starting:replan", "(blocked and context", "(False and context", _CYCLES),
     Mutant(
         "policies.queue.starting:replan",

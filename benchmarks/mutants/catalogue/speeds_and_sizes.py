@@ -43,8 +43,7 @@ MUTANTS = (
     Mutant("policies.index.slot_plan:Plan.uplink_cost", "(1 + other.ranks / gang.ranks)", "1", _PLAN),
     Mutant("policies.index.slot_plan:Plan.uplink_cost", "or not other.rails & gang.rails", "", _RAILS),
     Mutant("policies.index.uplink_loss:congested", "if not both[0][domain] & both[1][domain]:", "if False:", _RAILS),
-    Mutant("policies.network.rails:on_quiet_rails", "or islands[number]", "", _RAILS),
-    Mutant("policies.network.rails:on_quiet_rails", "len(slots) == sizes[number] or", "", _RAILS),
+    Mutant("policies.network.rails:on_quiet_rails", "if any(plan.topology.islands[number]", "if any(False", _RAILS),
     Mutant("policies.network.rails:_lightest", "slot in own or", "", _RAILS),
     Mutant("policies.queue.slot_assignment:_slices", "not plan.uplink_slowdown and", "", _TRAFFIC),
     # --- power limits ---

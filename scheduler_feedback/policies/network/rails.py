@@ -23,14 +23,13 @@ Piece = tuple[int, tuple[Slot, ...]]
 def on_quiet_rails(plan: Plan, pieces: list[Piece], gang: Crossing) -> list[Piece]:
     """Exchange the gang's slots for free ones of the same nodes whose rails have the least costly uplinks.
 
-    All nodes that the gang does not fill get slots of the same rails, if each has enough of them free. A gang that
-    fills a node uses all rails anyway and keeps its slots. So does a gang on nodes with several NVLink islands: its
-    ranks on a node must stay in one island.
+    All nodes get slots of the same rails, if each has enough of them free. So a gang that fills a node, and uses all
+    rails, keeps its slots. So does a gang on nodes with several NVLink islands: its ranks on a node must stay in one
+    island.
     """
     if plan.rails < 2 or not (plan.crossing and plan.uplink_slowdown):
         return pieces
-    sizes, islands = plan.topology.sizes, plan.topology.islands
-    if any(len(slots) == sizes[number] or islands[number] for number, slots in pieces):
+    if any(plan.topology.islands[number] for number, _ in pieces):
         return pieces
     domains = crossed(plan, [slots[0] for _, slots in pieces])
     costs = [
