@@ -128,6 +128,7 @@ def test_a_job_that_uses_a_slow_type_does_not_lengthen_the_wait_for_the_fast_one
         {"type_patience": 0.0},
         {"throughput": {}},
         {"backfill": Backfilling.NONE},
+        {"order": Order.THEMIS},
         {"order": Order.SRTF, "preempt": True},
         {"types": ("slow", "slower"), "throughput": {"": {}}},
     ],

@@ -16,9 +16,9 @@ expected ends, the queue, expected run times, and jobs whose limit has passed. A
 free but that the job cannot use, such as slots reserved for the head, would seem to be free later and later.
 
 The rule is off with one GPU type, and where a pass must not skip a job that could start: without backfill, and in
-preemption passes of the orders other than `fair`, which give each job the fastest type that has room. It is off for
-jobs of a queue that owns slots of each type (``type_quotas``), because its slots of the slower types would be used by
-others.
+preemption passes of the orders other than `fair`, which give each job the fastest type that has room. It is off with
+the order `themis`, which changes with time alone: so would the jobs ahead, and the choices. It is off for jobs of a
+queue that owns slots of each type (``type_quotas``), because its slots of the slower types would be used by others.
 """
 
 from __future__ import annotations
@@ -116,16 +116,11 @@ def choose_types(context: CycleContext) -> None:
 
 
 def _requests(state: State, index: SchedulingIndex, now_ns: int) -> list[Request]:
-    """Return the pending jobs that may start now, in queue order; the first ones only while no slot is free.
-
-    The order `themis` changes with time alone. The jobs are then in the order of their submission.
-    """
+    """Return the pending jobs that may start now, in queue order; the first ones only while no slot is free."""
     found = []
     free = any(inside[0] for inside in index.plan.free_in)
-    jobs = [state.jobs[key[-1]] for key in index.line.order]
-    if state.policy.order is Order.THEMIS:
-        jobs.sort(key=lambda job: (job.submitted_ns, job.job_id))
-    for job in jobs[: None if free else FULL_DEPTH]:
+    for key in index.line.order[: None if free else FULL_DEPTH]:
+        job = state.jobs[key[-1]]
         if job.spec.pinned_node is not None or job.not_before_ns > now_ns or at_limit(index, job):
             continue
         ranks = job.spec.min_ranks or job.spec.ranks
@@ -192,7 +187,11 @@ def _applies(state: State, index: SchedulingIndex) -> bool:
     policy = state.policy
     if len(index.plan.topology.type_names) == 1 or not policy.type_patience or state.frozen or not index.line.order:
         return False
-    if policy.backfill is Backfilling.NONE or (policy.preempt and policy.order is not Order.FAIR):
+    if (
+        policy.backfill is Backfilling.NONE
+        or policy.order is Order.THEMIS
+        or (policy.preempt and policy.order is not Order.FAIR)
+    ):
         return False
     if policy.throughput or (state.speeds and policy.learn_speeds):
         return True
