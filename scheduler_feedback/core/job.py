@@ -355,6 +355,9 @@ class Job(msgspec.Struct):
     """Time at which the job ended; None before it."""
     run_ns: int = 0
     """Time that all earlier attempts ran together, in nanoseconds."""
+    limit_used_ns: int = 0
+    """Part of the time limit that they used, in nanoseconds: their time multiplied by the given speed of their GPU
+    types."""
     retries: int = 0
     """Number of failures so far that led to a new attempt."""
     stop_reason: StopReason | None = None

@@ -592,7 +592,7 @@ class Ordeal:
             job = self.state.jobs[job_id]
             limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
             if job.spec.restartable:  # work that was lost again does not count against the limit
-                limit -= job.run_ns / 1e9
+                limit -= (job.limit_used_ns or job.run_ns) / 1e9
             given = self.policy.throughput.get("", {}).get(self.state.nodes[living.slots[0].node].gpu_type, 1.0)
             limit /= given
             if living.kind is JobKind.PROBE or job.claim or job.retries:

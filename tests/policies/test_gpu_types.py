@@ -24,7 +24,7 @@ from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.mig import MODELS
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, State
 from scheduler_feedback.policies.gpu_types.type_backlog import TypeBacklog
-from scheduler_feedback.policies.index.runtime_estimate import Release
+from scheduler_feedback.policies.index.runtime_estimate import Release, left_at_full_speed_ns
 from scheduler_feedback.policies.index.scheduling_index import drop_index, index_of
 from scheduler_feedback.policies.index.slot_plan import Plan
 
@@ -339,6 +339,37 @@ def test_an_infinite_patience_waits_for_ten_years_at_most() -> None:
 
 
 # --- moves -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_time_left_of_a_gang_does_not_jump_at_its_start_or_stop() -> None:
+    """benchmarks.invariants, seed 7900014: on slow GPUs a running gang had more time left than a pending one.
+
+    So it was stopped for another job as soon as it had started, and went ahead of that job as soon as it was pending.
+    """
+    world = Cluster(types=("slow",), estimates=Estimates.LIMIT, order=Order.SRTF, preempt=True, min_run_seconds=0.0)
+    fields: dict[str, Any] = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
+    specs = {
+        name: JobSpec(name, ("train",), 2, time_limit_seconds=seconds, **fields)
+        for name, seconds in (("a", 100.0), ("b", 60.0))
+    }
+    world.cycle(Submitted("a", specs["a"]))
+
+    def left_seconds() -> float:
+        job = world.state.jobs["a"]
+        return left_at_full_speed_ns(world.state.policy, job, BEGIN_NS + round(world.seconds * SECOND)) / SECOND
+
+    assert left_seconds() == pytest.approx(100.0)
+    world.seconds = 100.0
+    assert left_seconds() == pytest.approx(75.0), "it runs at a quarter of the speed that its limit assumes"
+    world.cycle(Submitted("b", specs["b"]))
+    assert world.state.jobs["a"].stop_reason is not None
+    world.end("a", 143, signalled=True)
+    assert left_seconds() == pytest.approx(75.0) and world.type_of("b") == "slow"
+    world.seconds = 150.0
+    world.end("b")
+    assert world.type_of("a") == "slow" and left_seconds() == pytest.approx(75.0)
+    (release,) = index_of(world.state).ends
+    assert release.at_ns == BEGIN_NS + round((150.0 + 4 * 75.0) * SECOND)
 
 
 def on_slow(pending: bool = False, **policy: Any) -> Cluster:

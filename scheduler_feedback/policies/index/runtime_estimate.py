@@ -69,10 +69,9 @@ def remaining_ns(policy: Policy, job: Job) -> int:
     """
     expected = expected_seconds(policy, job)
     if expected is None:
-        limit = nanoseconds(limit_seconds(policy, job) / _type_speed(policy, job))
-        if not job.spec.restartable or not job.run_ns:
-            return limit
-        return max(limit - job.run_ns, 0) or _overrun_ns(limit)
+        limit, speed = nanoseconds(limit_seconds(policy, job)), type_speed(policy, job)
+        used = (job.limit_used_ns or job.run_ns) if job.spec.restartable else 0  # older journals have run_ns only
+        return round((max(limit - used, 0) or _overrun_ns(limit)) / speed)
     done = done_seconds(job)
     if not job.attempt:
         return nanoseconds(expected)
@@ -84,8 +83,8 @@ def remaining_ns(policy: Policy, job: Job) -> int:
     return nanoseconds(restart + (left / job.speed if job.speed != 1.0 and job.state in _HOLDING else left))
 
 
-def _type_speed(policy: Policy, job: Job) -> float:
-    """Return the speed of the active attempt's GPU type, for which the time limit is scaled; 1 if no speed is given.
+def type_speed(policy: Policy, job: Job) -> float:
+    """Return the given speed of the active attempt's GPU type, for which the time limit is scaled; 1 if none is given.
 
     A time limit does not depend on the number of ranks of an elastic gang.
     """
@@ -108,9 +107,11 @@ def left_at_full_speed_ns(policy: Policy, job: Job, now_ns: int) -> int:
     not change its place in the queue, and cause preemptions, only because it runs with fewer ranks.
     """
     left = left_ns(policy, job, now_ns)
-    expected = expected_seconds(policy, job)
-    if expected is None or job.state not in _HOLDING or job.speed == 1.0:
+    if job.state not in _HOLDING or job.speed == 1.0:
         return left
+    expected = expected_seconds(policy, job)
+    if expected is None:
+        return round(left * type_speed(policy, job))
     attempt = nanoseconds(job.spec.restart_cost_seconds + max(expected - done_seconds(job), 0.0))
     return min(round(left * job.speed), attempt)  # a restart takes as long with more ranks
 

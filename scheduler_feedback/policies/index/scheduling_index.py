@@ -30,7 +30,7 @@ from scheduler_feedback.core.power import SlotPower
 from scheduler_feedback.core.state import Order, Policy, Sharing, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.data.dataset_cache import forget
-from scheduler_feedback.policies.index.runtime_estimate import work_done
+from scheduler_feedback.policies.index.runtime_estimate import type_speed, work_done
 from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.order import fair, las
@@ -40,7 +40,8 @@ from scheduler_feedback.policies.speeds.learnt_speeds import learnt_of
 JOB_FIELDS = frozenset(
     {
         *("spec", "state", "attempt", "ranks", "claim", "stop_reason", "submitted_ns", "attempt_started_ns"),
-        *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds", "progress_ns"),
+        *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds"),
+        *("progress_ns", "limit_used_ns"),
         *("speed", "excluded_nodes", "overdue", "estimate_seconds", "urgency", "level", "turn", "array_of"),
         *("awaited_type", "awaited_until_ns", "relaxed", "guest_of", "learnt_mib", "peak_mib", "alone"),
         *("power_limit_watts", "power_speed", "mig_starts", "step_times"),
@@ -557,8 +558,10 @@ class SchedulingIndex(TrackedJobs):
         ranks: the ranks with their exit codes, on the same slots. ran_ns: run time of the attempt, 0 if it does not
         count.
         """
+        speed = type_speed(self.policy, job)
         job.ranks, job.attempt_ended_ns = ranks, ended_ns
         job.run_ns += ran_ns
+        job.limit_used_ns += round(ran_ns * speed)
         job.done_seconds, job.progress_ns = done_seconds, None
         job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
         job.power_limit_watts, job.power_speed, job.power_floor_watts = 0.0, 1.0, 0.0
