@@ -12,6 +12,8 @@ MUTANTS = (
     Mutant(
         "policies.gpu_types.type_backlog:TypeBacklog.start_ns", "borrows and self.spare_ns", "self.spare_ns", _TYPES
     ),
+    Mutant("policies.index.runtime_estimate:left_at_full_speed_ns", "left * type_speed(policy, job)", "left", _TYPES),
+    Mutant("policies.index.scheduling_index:SchedulingIndex.leave_attempt", "ran_ns * speed", "ran_ns", _TYPES),
     Mutant("policies.gpu_types.faster_types:choose_types", "first if position == 0 else None", "None", _TYPES),
     Mutant("policies.gpu_types.faster_types:choice", "min(ends, key=lambda one: one[0])", "ends[0]", _TYPES),
     Mutant("policies.gpu_types.faster_types:_requests", "job.awaited_until_ns <= now_ns", "False", _TYPES),

@@ -161,9 +161,9 @@ MUTANTS = (
     ),
     Mutant(
         "policies.index.runtime_estimate:remaining_ns",
-        "if not job.spec.restartable or not job.run_ns:",
-        "if job.spec.restartable or not job.run_ns:",
-        ("tests/policies/test_feedback.py",),
+        "if job.spec.restartable else 0",
+        "",
+        ("tests/policies/test_estimates.py",),
     ),
     Mutant(
         "policies.index.evaluation_times:next_evaluation_ns",
