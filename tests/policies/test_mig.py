@@ -173,6 +173,22 @@ def test_a_preemption_pass_counts_each_instance_in_the_queue_limit() -> None:
 # --- requests and sentences ------------------------------------------------------------------------------------------
 
 
+def test_a_pass_starts_instances_on_an_idle_gpu_and_beside_another_job() -> None:
+    """benchmarks.invariants, seed 8200002: it counted two GPUs for the job, of which it needs one and a part."""
+    policy = Policy(mig=True, order=Order.SJF, preempt=True, replan_seconds=0.0, estimates=Estimates.EXACT)
+    world = cluster(2, policy)
+    first = world.submit(1, 100.0, mig_profile="4g.40gb", exact_seconds=100.0)
+    second = world.submit(4, 200.0, mig_profile="2g.20gb", exact_seconds=200.0)
+    assert instances(world, first) == [(0, 0)]
+    assert [slot for slot, _ in instances(world, second)].count(0) == 1
+    world.running()
+    world.end(second)
+    whole = {"exact_seconds": 50.0, "restartable": True, "preemptible": True}
+    third = world.submit(1, 50.0, **whole)
+    fourth = world.submit(4, 30.0, mig_profile="2g.20gb", exact_seconds=30.0)
+    assert world.nodes_of(third) and world.job_state(fourth) is JobState.PENDING
+
+
 def refusal(world: World, ranks: int = 1, **fields: object) -> str:
     spec = JobSpec("job", ("train",), ranks, **{"mig_profile": "2g.20gb", **fields})  # type: ignore[arg-type]
     return cycle.admit_check(world.state, spec) or ""

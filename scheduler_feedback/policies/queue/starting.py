@@ -14,6 +14,7 @@ from scheduler_feedback.core.job import Job, Slot, resized
 from scheduler_feedback.core.state import Backfilling, Mode, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.data import dataset_cache
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.mig import words as mig_words
 from scheduler_feedback.policies.mig.instances import laid_out
@@ -22,6 +23,7 @@ from scheduler_feedback.policies.power.admission import delayed, need_watts, ref
 from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
+from scheduler_feedback.policies.queue.pass_room import Room
 from scheduler_feedback.policies.queue.placement import (
     Shape,
     attempt_speed,
@@ -100,10 +102,11 @@ def replan(context: CycleContext) -> bool:
     starves = found.starves and not blocked
     if not (blocked or starves) and index.capacity.spares:
         # The started gangs may be on fewer or more spare slots than the pass counted, which other jobs can use.
-        blocked, more = _start_chosen(context, preemption.choose(context, stops=False))
+        found = preemption.choose(context, stops=False)
+        blocked, more = _start_chosen(context, found)
         saved |= more
     if context.state.policy.divides:
-        _start_beside(context)
+        _start_beside(context, found)
     _start_on_probation(context, found.waiting)
     index.mark_evaluated()  # discard the changes of order that the pass itself has made
     # The next cycle evaluates the jobs that starts of this pass have let in, and all if slots are left.
@@ -135,10 +138,14 @@ def _start_chosen(context: CycleContext, found: preemption.Chosen) -> tuple[bool
     return blocked, saved
 
 
-def _start_beside(context: CycleContext) -> None:
-    """Start pending jobs on parts of slots that running jobs leave. The preemption pass counts whole slots only."""
+def _start_beside(context: CycleContext, found: preemption.Chosen) -> None:
+    """Start pending jobs on parts of slots that running jobs leave, and on idle slots that the pass has left.
+
+    The preemption pass counts whole slots only, so it skips a job that needs parts and fewer idle slots than it counts.
+    """
     state, index = context.state, context.index
     failed: set[Shape] = set()
+    index.plan.hold(found.kept)
     for key in list(index.line.order):
         job = state.jobs[key[-1]]
         shape = index.line.places[key[-1]].kind.shape
@@ -146,11 +153,31 @@ def _start_beside(context: CycleContext) -> None:
             continue
         if paused(state, job, context.now_ns) is not None or at_limit(index, job):
             continue
-        slots = part_for(index, job, shared_only=True)
+        slots = None if found.starves else _part_within(index, job, found.rooms)
+        if slots is None:
+            slots = part_for(index, job, shared_only=True)
         if slots is None:
             failed.add(shape)
         else:
             start(context, job, slots, "started", "it needs no further slot")
+    index.plan.give(found.kept)
+
+
+def _part_within(index: SchedulingIndex, job: Job, rooms: list[Room]) -> tuple[Slot, ...] | None:
+    """Take parts of slots for the job, with no more idle slots than the pass has left, and count these; None if it does
+    not fit."""
+    mark = index.plan.checkpoint()
+    slots = part_for(index, job)
+    if slots is None:
+        return None
+    idle = sum(slot not in index.sharers for slot in dict.fromkeys(slots))
+    topology, borrows = index.plan.topology, may_borrow(job.spec)
+    room = rooms[topology.types[topology.number[slots[0].node]]]
+    if idle > room.idle(borrows):
+        index.plan.rollback(mark)
+        return None
+    room.take(idle, borrows)
+    return slots
 
 
 def _start_on_probation(context: CycleContext, waiting: Collection[Job]) -> None:
