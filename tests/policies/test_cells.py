@@ -20,7 +20,7 @@ from scheduler_feedback.core.events import (
     Tick,
 )
 from scheduler_feedback.core.job import After, Dependency, JobSpec, JobState, Slot, StopReason
-from scheduler_feedback.core.state import Backfilling, Cell, Mode, Order, Policy, Queue, State
+from scheduler_feedback.core.state import Backfilling, Cell, Estimates, Mode, Order, Policy, Queue, State
 from scheduler_feedback.policies.cells.virtual_cluster import virtual_clusters
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.queue.order import round_robin
@@ -473,6 +473,23 @@ def test_a_job_that_waited_for_a_start_in_cells_starts_next() -> None:
     assert active(world, second) == [True]
     world.cycle(Tick())
     assert active(world, third) == [True]
+
+
+@pytest.mark.parametrize("order", [Order.SRTF, Order.SRSF])
+def test_a_running_job_outside_of_its_cells_passes_no_pending_one_while_nothing_happens(order: Order) -> None:
+    """benchmarks.invariants, seed 8300016: when it had less time left than the first job, another one got cells."""
+    world = two(order=order, estimates=Estimates.EXACT, preempt=False)
+    first = world.submit(2, 300.0, queue="a", exact_seconds=300.0)
+    guest = world.submit(3, 100.0, queue="a", exact_seconds=100.0, **GUEST)
+    head = world.submit(4, 70.0, queue="a", exact_seconds=70.0)
+    small = world.submit(1, 400.0, queue="a", exact_seconds=400.0)
+    assert active(world, first, guest, head, small) == [True, True, False, False]
+    assert nodes_of(world, guest) == {"n1"}
+    world.running()
+    world.advance(50.0)
+    index_of(world.state).evaluate_all()
+    world.cycle(Tick())
+    assert active(world, guest, head, small) == [True, False, False]
 
 
 def test_no_cell_is_bound_to_the_spare_on_which_a_job_of_its_queue_runs() -> None:

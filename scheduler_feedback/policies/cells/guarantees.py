@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.state import Backfilling
+from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.cells.cell_text import fits_empty
 from scheduler_feedback.policies.cells.slot_use import SlotUse
 from scheduler_feedback.policies.cells.virtual_cluster import VirtualCluster, owner_of
@@ -70,8 +70,17 @@ def members_of(context: CycleContext, clusters: dict[str, VirtualCluster]) -> di
         if job.cell_slots:
             found[name].guaranteed.append(job)
         elif job_id in index.held and _may_be_guaranteed(job):
-            insort(found[name].pending, (order.key_of(state, job), job), key=lambda one: one[0])
+            insort(found[name].pending, (_key_of(state, job), job), key=lambda one: one[0])
     return found
+
+
+def _key_of(state: State, job: Job) -> tuple[object, ...]:
+    """Return the sort key of a running job among the pending ones.
+
+    By remaining time, it would pass one after the other while nothing happens. So it stays where it was at its start.
+    """
+    falls = state.policy.order in (Order.SRTF, Order.SRSF)
+    return order.key_of(state, job, job.attempt_started_ns if falls else None)
 
 
 def _may_be_guaranteed(job: Job) -> bool:

@@ -46,12 +46,15 @@ ORDERS: tuple[Rule, ...] = (
 _RULES = {rule.name: rule for rule in ORDERS}
 
 
-def key_of(state: State, job: Job) -> tuple[Any, ...]:
-    """Return the job's complete sort key: priority, starvation, the rule's key, submission time, and job id."""
+def key_of(state: State, job: Job, at_ns: int | None = None) -> tuple[Any, ...]:
+    """Return the job's complete sort key: priority, starvation, the rule's key, submission time, and job id.
+
+    at_ns: time for which the rule's key is computed, if not now.
+    """
     order = state.policy.order
     if order is Order.FIFO:  # starvation changes nothing: submission decides anyway
         return (-job.spec.priority, job.submitted_ns, job.job_id)
-    now_ns = state.now_ns
+    now_ns = state.now_ns if at_ns is None else at_ns
     if has_starved(state, job) and not (order is Order.ROUND_ROBIN and is_past_slice(state, job, now_ns)):
         return (-job.spec.priority, 0, job.submitted_ns, job.job_id)
     return (-job.spec.priority, 1, *_RULES[order].key(state, job, now_ns), job.submitted_ns, job.job_id)
