@@ -60,7 +60,7 @@ from scheduler_feedback.policies.index.held_slots import claimed_ranks
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.power.account import account_of
 from scheduler_feedback.policies.power.limits import wanted_limits
-from scheduler_feedback.policies.queue.placement import speed
+from scheduler_feedback.policies.queue.placement import attempt_speed
 from tests.cluster.scheduling_rules import (
     check_books,
     check_claims,
@@ -580,10 +580,10 @@ class Ordeal:
         assert state.reserved_from_ns is not None
         if self.types == 1:
             return state.reserved_from_ns, state.reserved_from_ns
-        gpu_type = state.nodes[state.reserved_slots[0].node].gpu_type
+        gpu_type, job = state.nodes[state.reserved_slots[0].node].gpu_type, state.jobs[head]
         length_ns = index_of(state).line.places[head].length_ns
-        learnt = index_of(state).plan.learnt
-        takes_ns = round(length_ns / speed(state.policy, state.jobs[head], gpu_type, learnt))
+        ranks = job.spec.min_ranks or job.spec.ranks
+        takes_ns = round(length_ns / attempt_speed(state.policy, job, gpu_type, ranks, index_of(state).plan.learnt))
         return state.reserved_from_ns, state.reserved_from_ns + takes_ns
 
     def _has_overrun(self) -> bool:

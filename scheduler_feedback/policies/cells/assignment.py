@@ -19,6 +19,7 @@ from scheduler_feedback.policies.cells.slot_use import (
 )
 from scheduler_feedback.policies.cells.virtual_cluster import SHARED, VirtualCluster
 from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.power.gpus import never_fits
 from scheduler_feedback.policies.queue.placement import Shape, place, shape_of
 from scheduler_feedback.policies.queue.preemption import stop_for
 from scheduler_feedback.policies.queue.starting import release_reservation, start
@@ -86,7 +87,7 @@ def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: 
     stopped = [other for other in leaving if other.stop_reason is None]
     reserved = any(not wanted.isdisjoint(claim) for claim in index.claims.values())
     stays = any(not may_leave(other) or in_own_cells(state.bound_cells, other) for other in stopped)
-    if reserved or stays or not _has_resources(context, job, leaving, slots):
+    if reserved or stays or never_fits(state, slots) or not _has_resources(context, job, leaving, slots):
         slot_use.unbind(cluster, found)
         return
     owner = f"queue {cluster.queue}" if cluster.queue != SHARED else "the queues without cells"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from scheduler_feedback.core.cluster import Tier
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.mig import named
-from scheduler_feedback.policies.index.domains import lowest
+from scheduler_feedback.policies.index.domains import lowest, numbers
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.mig.starts import best_start
@@ -36,11 +36,13 @@ def place_instances(
     barred, kept = barred_for(index.plan, job), kept_slots(index, reserved)
     for pools in _pools(index, job):
         nodes = allowed_nodes(index, pools) & ~barred
-        mark = index.plan.checkpoint()
-        slots = _place(index, job, pools, nodes, kept, divided_only) if nodes else None
-        if slots is not None:
-            return slots
-        index.plan.rollback(mark)
+        single = pools[0] % TIERS == Tier.PROBATION  # such a node takes no part of a larger gang
+        for part in [1 << number for number in numbers(nodes)] if single else [nodes] * bool(nodes):
+            mark = index.plan.checkpoint()
+            slots = _place(index, job, pools, part, kept, divided_only)
+            if slots is not None:
+                return slots
+            index.plan.rollback(mark)
     return None
 
 

@@ -137,7 +137,8 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
         ranks, length_ns = place_.kind.ranks, place_.length_ns
         if at_limit(index, job):
             continue
-        if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
+        fits = job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks
+        if fits:
             rooms = [room for from_ns, room in planned if now_ns + length_ns > from_ns]
             if uses_part(policy, job):
                 slots = place_now(index, job, index.most_ranks(job), slow_none=True)
@@ -160,6 +161,10 @@ def backfill_conservatively(context: CycleContext, reservation: Reservation | No
         least_ns = now_ns + 1 if later is None else max(later.from_ns, now_ns + 1)
         if (declines := index.plan.declined.get(job.job_id)) is not None:
             least_ns = max(least_ns, declines[1])  # the free slots are not those that it waits for
+        if fits:  # by their number, but it fits on no nodes before another job ends
+            if (next_ns := profile.next_ns()) is None:
+                continue
+            least_ns = max(least_ns, next_ns)
         at_ns = profile.earliest(ranks, length_ns, max(least_ns, job.not_before_ns))
         if at_ns is not None:
             profile.take(ranks, at_ns, length_ns)

@@ -52,6 +52,10 @@ class Profile:
             else:
                 step += 1
 
+    def next_ns(self) -> int | None:
+        """Return the first instant at which slots become free, or planned jobs take some; None if there is none."""
+        return self._times[1] if len(self._times) > 1 else None
+
     def take(self, ranks: int, at_ns: int, length_ns: int) -> None:
         """Subtract this many slots from the free slots, from at_ns on for length_ns."""
         first, last = self._cut(at_ns), self._cut(at_ns + length_ns)

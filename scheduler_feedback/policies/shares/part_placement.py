@@ -36,6 +36,10 @@ from scheduler_feedback.policies.speeds.learnt_memory import gib
 WHOLE = Part(0, 0)
 """Part of a job that uses whole slots."""
 
+MOST_TRIES = 32
+"""Maximum number of slots that are tried for a job that must slow no other down, so that a pass stays short. Then it
+must be alone on its slot."""
+
 
 def uses_part(policy: Policy, job: Job) -> bool:
     """Return whether the job is placed on parts of slots: declared ones, or MIG instances."""
@@ -74,11 +78,13 @@ def place_now(
     if uses_part(policy, job):
         if most is not None and most < spec.ranks:
             return None
-        mark = index.plan.checkpoint()
-        slots = part_for(index, job, reserved)
-        if slots is None or not slow_none or slows_none(index, job, slots):
-            return slots
-        index.plan.rollback(mark)
+        mark, avoided = index.plan.checkpoint(), [*reserved]
+        for _ in range(MOST_TRIES):
+            slots = part_for(index, job, avoided)
+            if slots is None or not slow_none or slows_none(index, job, slots):
+                return slots
+            index.plan.rollback(mark)
+            avoided += slots
         return part_for(index, job, reserved, alone=True)
     if on_one_node(policy, spec) and (most is None or most >= spec.ranks):
         slots = _whole_slots(index, job, reserved)
