@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scheduler_feedback.core.cluster import Level, Node, NodeState, Tier
-from scheduler_feedback.core.events import AttemptEnded, NodeCommand, NodeCommanded, RankExit
-from scheduler_feedback.core.job import Group, JobState, Slot
-from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.events import AttemptEnded, NodeCommand, NodeCommanded, RankExit, Submitted
+from scheduler_feedback.core.job import Group, JobSpec, JobState, Slot
+from scheduler_feedback.core.state import Backfilling, Estimates, Policy
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.nodes.quarantine import others_want, quarantine
@@ -187,3 +187,30 @@ def test_the_end_reported_by_the_shim_is_bounded_by_start_and_now(expected: floa
     job = world.state.jobs[job_id]
     assert (job.state, job.attempt_ended_ns) == (JobState.COMPLETED, began_ns + round(counted * SECOND))
     assert job.run_ns == round(counted * SECOND)
+
+
+def test_a_job_that_fits_on_no_nodes_now_keeps_no_free_slots_in_a_conservative_plan() -> None:
+    """benchmarks.invariants, seed 8600030: it did, until it would no longer have ended before the head's start.
+
+    The second job needs both slots of a node; one of each is free.
+    """
+    world = World({"n0": 2, "n1": 2}, Policy(backfill=Backfilling.CONSERVATIVE, estimates=Estimates.EXACT))
+    first = [world.submit(1, seconds, exact_seconds=seconds) for seconds in (80.0, 1.0, 100.0, 1.0)]
+    world.running()
+    for job in (first[1], first[3]):
+        world.end(job)
+    world.cycle(
+        *(
+            Submitted(name, JobSpec(name, ("train",), ranks, exact_seconds=seconds, required_level=level))
+            for name, ranks, seconds, level in (
+                ("head", 4, 10.0, None),
+                ("wide", 2, 50.0, Level.NODE),
+                ("narrow", 1, 30.0, None),
+            )
+        )
+    )
+    assert [world.job_state(name) for name in ("head", "wide", "narrow")] == [
+        JobState.PENDING,
+        JobState.PENDING,
+        JobState.STARTING,
+    ]

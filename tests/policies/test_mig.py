@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from scheduler_feedback import cycle
+from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import CancelRequested, NodeSeen, Submitted, Tick
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.mig import MODELS, named
@@ -187,6 +188,17 @@ def test_a_pass_starts_instances_on_an_idle_gpu_and_beside_another_job() -> None
     third = world.submit(1, 50.0, **whole)
     fourth = world.submit(4, 30.0, mig_profile="2g.20gb", exact_seconds=30.0)
     assert world.nodes_of(third) and world.job_state(fourth) is JobState.PENDING
+
+
+def test_a_gang_in_instances_uses_one_node_on_probation_only() -> None:
+    """benchmarks.invariants, seed 8500004."""
+    world = World({"n0": 1, "n1": 1}, MIG)
+    world.cycle(*(NodeSeen(name, 1, mig_profiles=A100) for name in ("n0", "n1")))
+    for node in world.state.nodes.values():
+        index_of(world.state).set_node_state(node, NodeState.PROBATION, None, "for the test", "")
+    wide, narrow = world.submit(2, 100.0, mig_profile="7g.80gb"), world.submit(2, 100.0, mig_profile="3g.40gb")
+    assert world.job_state(wide) is JobState.PENDING
+    assert len(world.nodes_of(narrow)) == 1
 
 
 def refusal(world: World, ranks: int = 1, **fields: object) -> str:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_feedback.core.events import FreezeSet, PolicySet, PowerSeen, SpeedMeasured
+from scheduler_feedback.core.events import FreezeSet, PolicySet, PowerSeen, SpeedMeasured, Tick
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot
 from scheduler_feedback.core.power import SlotPower
-from scheduler_feedback.core.state import Mode, Policy, Sharing, Sizes
+from scheduler_feedback.core.state import Cell, Mode, Policy, Queue, Sharing, Sizes
 from scheduler_feedback.core.state_copy import frozen
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.cycle import explain, next_wake_ns, why_waits
@@ -327,3 +327,22 @@ def test_a_freeze_keeps_the_limits() -> None:
     world.cycle(FreezeSet(False, "ann"))
     assert world.limit(job) == 120.0
     assert world.now_ns > SECOND
+
+
+def test_no_job_leaves_cells_for_one_that_the_power_budget_never_allows_there() -> None:
+    """benchmarks.invariants, seed 8500027: the other job was stopped in vain, and its slots reserved in each cycle.
+
+    The limits of the GPUs of n1 cannot be lowered, so four of them need 960 W.
+    """
+    world = world_of(1000.0, queues=tuple(Queue(name, cells={Cell.NODE: 1}) for name in "ab"))
+    other = world.submit(4, 1000.0, queue="b")
+    guest = world.submit(2, 1000.0, queue="b", restartable=True, preemptible=True)
+    for _ in range(3):
+        world.confirm()
+    assert (world.nodes_of(other), world.nodes_of(guest)) == ({"n0"}, {"n1"})
+    world.cycle(PowerSeen("n1", (SlotPower(MOST, MOST, MOST, IDLE, settable=False),) * 4))
+    owner = world.submit(4, 1000.0, queue="a")
+    for _ in range(3):
+        world.cycle(Tick())
+    assert world.state.jobs[guest].stop_reason is None
+    assert world.job_state(owner) is JobState.PENDING and not world.state.jobs[owner].claim

@@ -12,8 +12,11 @@ from scheduler_feedback.core.events import NodeSeen, PolicySet
 from scheduler_feedback.core.job import JobState, Slot
 from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Queue, Sharing
 from scheduler_feedback.core.state_metrics import measure
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.shares.declared_parts import FULL, Left, Part, left_after, left_of
+from scheduler_feedback.policies.shares.part_placement import place_now
 from tests.cluster.cycle_world import World
+from tests.cluster.makers import job_of
 
 FGD = Policy(sharing=Sharing.FGD)
 RULES = [FGD, Policy(sharing=Sharing.BEST_FIT)]
@@ -232,3 +235,18 @@ def test_the_heads_expected_start_counts_the_jobs_that_have_just_started_beside_
     world.end(whole, 0)
     assert slot_of(world, host) == slot_of(world, guest) and world.state.reserved_for == head
     assert world.state.reserved_from_ns == world.now_ns + 200 * 10**9
+
+
+def test_a_job_that_must_slow_no_other_tries_further_slots_beside_others() -> None:
+    """benchmarks.invariants, seed 8600015: only the preferred slot was tried, and it changed with the pending jobs."""
+    pairs = {"a": {"b": 0.5}, "b": {"a": 0.5, "c": 1.0}, "c": {"b": 1.0}}
+    world = world_of(replace(RULES[1], pair_speeds=pairs), slots=2)
+    slowed = share(world, 0.6, workload="a")
+    kept = share(world, 0.5, workload="c")
+    assert slot_of(world, slowed) != slot_of(world, kept)
+    job = job_of("new", ranks=1, shareable=True, slot_share=0.3, workload="b")
+    index = index_of(world.state)
+    mark = index.plan.checkpoint()
+    assert place_now(index, job) == (slot_of(world, slowed),), "the fullest"
+    index.plan.rollback(mark)
+    assert place_now(index, job, slow_none=True) == (slot_of(world, kept),)

@@ -73,11 +73,18 @@ def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: 
     barred = {*job.excluded_nodes}
     if refused := topology.refused.get(job.spec.constraint, 0):
         barred.update(name for name in topology.names if refused >> topology.number[name] & 1)
-    found = slot_use.bind(cluster, unbound, barred)
-    if found is None:
-        return
-    slots = bound_slots({**state.bound_cells, **found}, job.cell_slots)
-    assert slots is not None, "all cells are bound"
+    while True:  # ends, because each round bars further nodes
+        found = slot_use.bind(cluster, unbound, barred)
+        if found is None:
+            return
+        slots = bound_slots({**state.bound_cells, **found}, job.cell_slots)
+        assert slots is not None, "all cells are bound"
+        if not never_fits(state, slots):
+            break
+        slot_use.unbind(cluster, found)
+        if not found:  # the cells were bound there before
+            return
+        barred.update(first.node for first in found.values())
     nodes = {slot.node for slot in slots}
     if len(nodes) > 1 and any(state.nodes[name].state is NodeState.PROBATION for name in nodes):
         slot_use.unbind(cluster, found)  # a cell was bound there before; it waits until the probation ends
@@ -87,7 +94,7 @@ def _start_guaranteed(context: CycleContext, cluster: VirtualCluster, slot_use: 
     stopped = [other for other in leaving if other.stop_reason is None]
     reserved = any(not wanted.isdisjoint(claim) for claim in index.claims.values())
     stays = any(not may_leave(other) or in_own_cells(state.bound_cells, other) for other in stopped)
-    if reserved or stays or never_fits(state, slots) or not _has_resources(context, job, leaving, slots):
+    if reserved or stays or not _has_resources(context, job, leaving, slots):
         slot_use.unbind(cluster, found)
         return
     owner = f"queue {cluster.queue}" if cluster.queue != SHARED else "the queues without cells"
