@@ -203,13 +203,13 @@ def test_a_job_that_fits_on_no_nodes_now_keeps_no_free_slots_in_a_conservative_p
         *(
             Submitted(name, JobSpec(name, ("train",), ranks, exact_seconds=seconds, required_level=level))
             for name, ranks, seconds, level in (
-                ("head", 4, 10.0, None),
-                ("wide", 2, 50.0, Level.NODE),
-                ("narrow", 1, 30.0, None),
+                ("a", 4, 10.0, None),
+                ("b", 2, 50.0, Level.NODE),
+                ("c", 1, 30.0, None),
             )
         )
     )
-    assert [world.job_state(name) for name in ("head", "wide", "narrow")] == [
+    assert [world.job_state(name) for name in ("a", "b", "c")] == [
         JobState.PENDING,
         JobState.PENDING,
         JobState.STARTING,

@@ -192,10 +192,11 @@ def test_a_pass_starts_instances_on_an_idle_gpu_and_beside_another_job() -> None
 
 def test_a_gang_in_instances_uses_one_node_on_probation_only() -> None:
     """benchmarks.invariants, seed 8500004."""
-    world = World({"n0": 1, "n1": 1}, MIG)
-    world.cycle(*(NodeSeen(name, 1, mig_profiles=A100) for name in ("n0", "n1")))
-    for node in world.state.nodes.values():
-        index_of(world.state).set_node_state(node, NodeState.PROBATION, None, "for the test", "")
+    world = World({"n0": 1, "n1": 1, "n2": 2}, MIG)
+    world.cycle(*(NodeSeen(name, slots, mig_profiles=A100) for name, slots in world.nodes.items()))
+    assert world.nodes_of(world.submit(2, 100.0)) == {"n2"}
+    for name in ("n0", "n1"):
+        index_of(world.state).set_node_state(world.state.nodes[name], NodeState.PROBATION, None, "for the test", "")
     wide, narrow = world.submit(2, 100.0, mig_profile="7g.80gb"), world.submit(2, 100.0, mig_profile="3g.40gb")
     assert world.job_state(wide) is JobState.PENDING
     assert len(world.nodes_of(narrow)) == 1

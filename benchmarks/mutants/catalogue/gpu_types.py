@@ -12,6 +12,27 @@ MUTANTS = (
     Mutant(
         "policies.gpu_types.type_backlog:TypeBacklog.start_ns", "borrows and self.spare_ns", "self.spare_ns", _TYPES
     ),
+    Mutant(
+        "policies.queue.backfill_scheduling:backfill_conservatively",
+        "if fits:  # by",
+        "if False:  # by",
+        ("tests/policies/test_backfill.py",),
+    ),
+    Mutant(
+        "policies.shares.part_placement:place_now", "avoided += slots", "break", ("tests/policies/test_slot_parts.py",)
+    ),
+    Mutant(
+        "policies.cells.assignment:_start_guaranteed",
+        "if not never_fits(state, slots):",
+        "if True:",
+        ("tests/policies/test_power_budget.py",),
+    ),
+    Mutant(
+        "policies.cells.guarantees:_key_of",
+        "job.attempt_started_ns if falls else None",
+        "None",
+        ("tests/policies/test_cells.py",),
+    ),
     Mutant("policies.index.runtime_estimate:left_at_full_speed_ns", "left * type_speed(policy, job)", "left", _TYPES),
     Mutant("policies.index.scheduling_index:SchedulingIndex.leave_attempt", "ran_ns * speed", "ran_ns", _TYPES),
     Mutant("policies.gpu_types.faster_types:choose_types", "first if position == 0 else None", "None", _TYPES),

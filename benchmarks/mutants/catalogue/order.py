@@ -64,6 +64,8 @@ MUTANTS = (
     ),
     Mutant("policies.queue.starting:_start_chosen", "slot in index.sharers or", "", _MIG),
     Mutant("policies.queue.starting:_start_chosen", "or index.plan.on_probation(slot.node)", "", _FIT),
+    Mutant("policies.mig.instances:place_instances", "if single else", "if False else", _MIG),
+    Mutant("policies.queue.starting:_part_within", "if idle > room.idle(borrows):", "if idle:", _MIG),
     Mutant("policies.queue.starting:_start_on_probation", "plan.hold(others)", "pass", _FIT),
     Mutant("policies.queue.starting:replan", "(blocked and context", "(False and context", _CYCLES),
     Mutant(
