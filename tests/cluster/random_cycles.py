@@ -53,7 +53,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.mig import MODELS
 from scheduler_feedback.core.power import SlotPower
-from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sizes, State
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sharing, Sizes, State
 from scheduler_feedback.journal.replay import replay
 from scheduler_feedback.policies.gpu_types.type_trades import own_slots
 from scheduler_feedback.policies.index.held_slots import claimed_ranks
@@ -320,7 +320,7 @@ class Ordeal:
             check_index(self.state)
         if self.cycles % DERIVED == 0:
             check_metrics(self.state)
-        if self.cycles % SETTLED == 0 and self.state.idle and self._settles():
+        if self.cycles % SETTLED == 0 and self.state.idle and self.settles():
             check_timeouts(self.state, 0, True)
         for entry in outcome.entries:
             self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
@@ -588,8 +588,13 @@ class Ordeal:
 
     def _has_overrun(self) -> bool:
         """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""
+        if self.state.speeds and self.policy.sharing is not Sharing.NONE:
+            return True  # beside others, a gang counts with assumed speeds, and alone with those reported at random
+        ends = {release.job_id: release.at_ns for release in index_of(self.state).ends}
         for (job_id, _), living in self.alive.items():
             job = self.state.jobs[job_id]
+            if living.ends_ns > ends.get(job_id, living.ends_ns) + 1e6:
+                return True  # for example, since a speed that was reported at random
             limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
             if job.spec.restartable:  # work that was lost again does not count against the limit
                 limit -= (job.limit_used_ns or job.run_ns) / 1e9
@@ -636,7 +641,7 @@ class Ordeal:
         before.cycle += 1
         assert self.state == before
 
-    def _settles(self) -> bool:
+    def settles(self) -> bool:
         """Return whether another evaluation at the same time must decide nothing. The order `themis` changes with
         time."""
         return self.policy.order is not Order.THEMIS

@@ -645,7 +645,7 @@ class Invariants(RuleBasedStateMachine):
     def wait(self, seconds: float, evaluate_all: bool) -> None:
         """Check that time alone leads to no decision without a registered timeout."""
         Invariants.steps += 1
-        self.world.nothing_by_time_alone(seconds, evaluate_all)
+        self.world.nothing_by_time_alone(seconds, evaluate_all and self.world.settles())
 
     @rule()
     def rest(self) -> None:
