@@ -53,7 +53,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.mig import MODELS
 from scheduler_feedback.core.power import SlotPower
-from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sharing, Sizes, State
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, Sizes, State
 from scheduler_feedback.journal.replay import replay
 from scheduler_feedback.policies.gpu_types.type_trades import own_slots
 from scheduler_feedback.policies.index.held_slots import claimed_ranks
@@ -130,6 +130,7 @@ class Ordeal:
     journal: list[tuple[int, list[Event], cycle.Outcome]] = field(default_factory=list)
     snapshot: bytes = b""
     promised: tuple[str, int, int, int] | None = None
+    ends: dict[str, int] = field(default_factory=dict)
     submitted: int = 0
     cycles: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -545,6 +546,11 @@ class Ordeal:
             job.spec.opportunistic and job.state.holds_slots and not job.guest_of for job in state.jobs.values()
         )
         overrun = self._has_overrun()
+        before_ends, self.ends = self.ends, {one.job_id: one.at_ns for one in index_of(state).ends}
+        # A gang counts with speeds that were reported at random while it is alone, and with assumed ones beside others.
+        overrun |= bool(state.speeds) and any(
+            self.ends[one] > before_ends.get(one, self.ends[one]) for one in self.ends
+        )
         # A later job may go before it by the order; that is no backfill.
         overtaken = before is not None and any(
             entry.kind == "started" and entry.subject != before[0] for entry in outcome.entries
@@ -588,8 +594,6 @@ class Ordeal:
 
     def _has_overrun(self) -> bool:
         """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""
-        if self.state.speeds and self.policy.sharing is not Sharing.NONE:
-            return True  # beside others, a gang counts with assumed speeds, and alone with those reported at random
         ends = {release.job_id: release.at_ns for release in index_of(self.state).ends}
         for (job_id, _), living in self.alive.items():
             job = self.state.jobs[job_id]
