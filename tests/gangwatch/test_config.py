@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.schema.errors import ConfigError, GangwatchError
+from gangwatch.cli import cli
 from gangwatch.configuration import config_file
 from gangwatch.configuration.config_file import as_toml, changes, flatten, load
 from gangwatch.configuration.durations import parse_duration
@@ -344,3 +346,15 @@ def test_errors_name_damaged_files_of_the_state_folder(tmp_path: Path, content: 
     for read in (state.controller, lambda: state.agent("n0"), state.supervisor_left, lambda: read_in_force(state)):
         with pytest.raises(GangwatchError, match=r"(controller|n0|supervisor|config)\.json: "):
             read()
+
+
+def test_rails_are_refused_on_kubernetes_before_it_is_asked(tmp_path: Path) -> None:
+    """The API server does not exist: the configuration is checked first."""
+    file, access = write(tmp_path, "[policy]\nuplink_rails = 8"), tmp_path / "kubeconfig"
+    access.write_text(
+        "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\n"
+        'clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]\nusers: [{name: u, user: {token: x}}]\n'
+    )
+    arguments = ["kubernetes", "controller", "--kubeconfig", str(access), "--config", str(file)]
+    result = CliRunner().invoke(cli, [*arguments, "--state", str(tmp_path / "state")])
+    assert isinstance(result.exception, ConfigError) and "policy.uplink_rails: on Kubernetes" in str(result.exception)

@@ -22,7 +22,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import After, Dependency, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Backfilling, Cell, Estimates, Mode, Order, Policy, Queue, State
 from scheduler_feedback.policies.cells.virtual_cluster import virtual_clusters
-from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.scheduling_index import drop_index, index_of
 from scheduler_feedback.policies.queue.order import round_robin
 from tests.cluster.cycle_world import World
 
@@ -490,6 +490,25 @@ def test_a_running_job_outside_of_its_cells_passes_no_pending_one_while_nothing_
     index_of(world.state).evaluate_all()
     world.cycle(Tick())
     assert active(world, guest, head, small) == [True, False, False]
+
+
+def test_a_job_does_not_start_where_its_cell_was_bound_for_another_if_it_must_not_run_there() -> None:
+    """The cell is bound in the same cycle, after the job has got slots in it: to the node of the other one."""
+    world = world_of({"a": {Cell.NODE: 1}, "b": {Cell.NODE: 1}}, nodes=3)
+    first = world.submit(4, 500.0, queue="a")
+    world.submit(4, 500.0, queue="b")
+    waits = world.submit(1, 500.0, queue="a", priority=1)
+    world.state.jobs[waits].excluded_nodes = ("n2",)
+    drop_index(world.state)
+    filler, guest = (world.submit(2, 500.0, queue=queue, **GUEST) for queue in "ba")
+    assert active(world, waits, filler, guest) == [False, True, True] and nodes_of(world, guest) == {"n2"}
+    world.running()
+    world.end(filler, 0)
+    world.end(first, 0)
+    for _ in range(3):
+        world.cycle(Tick())
+    assert nodes_of(world, guest) == {"n2"} and "n2" not in nodes_of(world, waits)
+    assert index_of(world.state).state.bound_cells["a/node-0"].node == "n2"
 
 
 def test_no_cell_is_bound_to_the_spare_on_which_a_job_of_its_queue_runs() -> None:

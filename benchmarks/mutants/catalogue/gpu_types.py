@@ -28,6 +28,12 @@ MUTANTS = (
         ("tests/policies/test_power_budget.py",),
     ),
     Mutant(
+        "policies.cells.assignment:assign_cells",
+        "if unusable(index, cluster, job, {slot.node for slot in job.cell_slots}):",
+        "if False:",
+        ("tests/policies/test_cells.py",),
+    ),
+    Mutant(
         "policies.cells.guarantees:_key_of",
         "job.attempt_started_ns if falls else None",
         "None",

@@ -46,9 +46,8 @@ def assign_cells(context: CycleContext) -> None:
             if job.job_id not in index.line:
                 continue
             if unusable(index, cluster, job, {slot.node for slot in job.cell_slots}):
-                guarantee(
-                    context, job, ()
-                )  # a running gang has just had the cell bound to slots that this one may not use
+                # For a running gang, the cell has just been bound to slots that this job may not use.
+                guarantee(context, job, ())
                 started = True
                 continue
             _start_guaranteed(context, cluster, slot_use, job)

@@ -145,10 +145,10 @@ def _barred(index: SchedulingIndex, requests: Sequence[Request], now_ns: int) ->
 
 
 def _reserved_starts(index: SchedulingIndex, request: Request) -> dict[int, int] | None:
-    """Return the expected start on each GPU type in ns, 0 if it fits now, of a job that does not fit on any free slots.
+    """Return when the job could start on each GPU type in ns, as for a reservation; 0: it fits now.
 
-    For the first job these starts decide, as for its reservation: slots that become free on several nodes are of no use
-    to a job that needs one node. None: the number of slots decides.
+    It is computed for the first job only. Slots that become free on several nodes are of no use to a job that needs one
+    node. None: all slots of a type are of equal use to the job, and their number decides.
     """
     job, plan = request.job, index.plan
     if not _is_limited(job):

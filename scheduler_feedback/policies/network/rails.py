@@ -7,8 +7,6 @@ use the other half, none of them slows another one down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.policies.index.slot_plan import Crossing, Plan
 from scheduler_feedback.policies.index.uplink_loss import crossed
@@ -47,13 +45,13 @@ def on_quiet_rails(plan: Plan, pieces: list[Piece], gang: Crossing) -> list[Piec
 
 
 def _lightest(plan: Plan, piece: Piece, light: set[int]) -> tuple[Slot, ...]:
-    """Return as many slots of these rails as the piece has, or all that are free or the piece's own if those are
-    fewer.
+    """Return slots of these rails on the piece's node, its own or free ones: as many as the piece has, or fewer if
+    there are not enough.
     """
     number, own = piece
-    held: Sequence[Slot] = [
+    found = [
         slot
         for slot in plan.topology.slots[number]
         if (slot in own or plan.free_slots(number) >> slot.slot & 1) and plan.rail_of(number, slot.slot) in light
     ]
-    return tuple(held[: len(own)])
+    return tuple(found[: len(own)])

@@ -158,8 +158,10 @@ def _start_beside(context: CycleContext, found: preemption.Chosen) -> None:
             slots = part_for(index, job, shared_only=True)
         if slots is None:
             failed.add(shape)
-        else:
+        elif all(slot in index.sharers for slot in slots):
             start(context, job, slots, "started", "it needs no further slot")
+        else:
+            start(context, job, slots, "started", "the preemption pass has left idle slots that it needs")
     index.plan.give(found.kept)
 
 
