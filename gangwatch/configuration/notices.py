@@ -98,6 +98,8 @@ def _without_effect(
         found.append(("policy.power_budget_watts: no limit is set in mode observe", 'controller.mode = "act"'))
     if policy.mig and any(queue.cells for queue in policy.queues):
         found.append(("policy.mig: no effect, because queues with cells get whole GPUs", "no cells of queues"))
+    if policy.uplink_rails > 1 and not (policy.uplink_slowdown or policy.time_shifts):
+        found.append(("policy.uplink_rails: no effect, because uplinks cost nothing", "policy.uplink_slowdown = 0.1"))
     if policy.time_shifts and policy.mode is Mode.OBSERVE:
         found.append(("policy.time_shifts: no step is delayed in mode observe", 'controller.mode = "act"'))
     if slurm:

@@ -53,6 +53,12 @@ def test_a_notice_names_quotas_by_type_without_what_they_need() -> None:
         assert only.startswith("policy.type_quotas:") and "has no effect" in only and "policy.preempt = true" in only
 
 
+def test_a_notice_names_rails_without_a_cost_of_uplinks() -> None:
+    (only,) = notices(Policy(uplink_rails=8), 1)
+    assert only == "policy.uplink_rails: no effect, because uplinks cost nothing; set policy.uplink_slowdown = 0.1"
+    assert notices(Policy(uplink_rails=8, uplink_slowdown=0.2), 1) == ()
+
+
 def test_quotas_by_type_on_two_levels_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "gangwatch.toml"
     file.write_text(
