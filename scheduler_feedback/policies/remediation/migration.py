@@ -22,7 +22,13 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes.quarantine import others_want, quarantine_or_suspect
 from scheduler_feedback.policies.queue.preemption import stop_for
 from scheduler_feedback.policies.remediation import hang_restart
-from scheduler_feedback.policies.remediation.mitigation_options import ACTIONS, Option, cheaper_to_move, choose_option
+from scheduler_feedback.policies.remediation.mitigation_options import (
+    ACTIONS,
+    Option,
+    cheaper_to_move,
+    choose_option,
+    code_wherever_it_could_move,
+)
 from scheduler_feedback.policies.remediation.move_cost import accused_nodes, lost_seconds
 
 
@@ -68,6 +74,8 @@ def judge_running_gangs(context: CycleContext) -> None:
         opened = context.state.open_decisions.setdefault(verdict.verdict_id, OpenDecision())
         if plan is None or job is None or not _is_open(job, verdict, opened):
             continue
+        if opened.choice and code_wherever_it_could_move(context.state, job, verdict, context.now_ns) == opened.choice:
+            continue  # nothing new
         option = choose_option(context.state, job, verdict, plan, context.now_ns)
         if option.code == "separate":
             job, option = cheaper_to_move(context.state, job, verdict, option, plan, context.now_ns)

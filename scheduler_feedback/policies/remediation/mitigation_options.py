@@ -85,7 +85,6 @@ class Option:
 
 def choose_option(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Option:
     """Return the best option for the gang with this verdict. The plan of free slots is unchanged afterwards."""
-    policy = state.policy
     confirmed = state.judged.get(verdict.verdict_id) is True
     test = cost_test(state, job, verdict, now_ns)
     apart = verdict.kind in SEPARATING and verdict.aggressor in state.jobs
@@ -95,21 +94,8 @@ def choose_option(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: 
         test = replace(test, queue_seconds=test.queue_seconds + lost / len(job.ranks))
     if verdict.kind in RESTARTING:
         return _of_hang(state, job, verdict, Option("restart", "", test, target, stopped=stopped), plan, now_ns)
-    stranger = verdict.kind in SEPARATING and not apart
-    missing = _no_reason(verdict) if stranger else lacks(verdict, policy, confirmed)
-    if missing is not None:
-        return Option(*missing, test, target)
-    for code, stays, reason in (
-        ("restartable", not job.spec.restartable, "it is not declared restartable"),
-        ("cooldown", cooling_ns(policy, job, now_ns) > 0, cooling(policy)),
-        (
-            "cost",
-            not test.gains,
-            f"staying is expected to cost {span(test.benefit_seconds)}, moving {span(test.cost_seconds)}",
-        ),
-    ):
-        if stays:
-            return Option(code, reason, test, target)
+    if (kept := _why_kept(state, job, verdict, test, confirmed, now_ns)) is not None:
+        return Option(*kept, test, target)
     test = with_course(state, job, verdict, test, now_ns)
     found: list[Option] = []
     if target:
@@ -130,6 +116,41 @@ def choose_option(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: 
     best = max(paying, key=lambda one: one.test.net_seconds)
     others = tuple((one.code, one.test.cost_seconds) for one in found if one is not best)
     return replace(best, reason=weighed(verdict, best.test), others=others)
+
+
+def code_wherever_it_could_move(state: State, job: Job, verdict: Verdict, now_ns: int) -> str:
+    """Return the code of the option that ``choose_option`` returns wherever there are free slots; '' if it depends on
+    them.
+
+    To look for slots takes most of the time of ``choose_option``, and most gangs with a verdict stay where they are.
+    """
+    confirmed = state.judged.get(verdict.verdict_id) is True
+    if verdict.kind in RESTARTING:
+        found = hang_restart.why_not_restarted(state.policy, job, verdict, confirmed, now_ns)
+        return "" if found is None else found[0]
+    # Stopping other gangs for their slots would only add to the cost of a move.
+    kept = _why_kept(state, job, verdict, cost_test(state, job, verdict, now_ns), confirmed, now_ns)
+    return "" if kept is None else kept[0]
+
+
+def _why_kept(
+    state: State, job: Job, verdict: Verdict, test: CostTest, confirmed: bool, now_ns: int
+) -> tuple[str, str] | None:
+    """Return why the gang is not moved, whatever slots are free, as (code, text); None if there is no such reason.
+
+    confirmed: an operator has confirmed the verdict.
+    """
+    stranger = verdict.kind in SEPARATING and verdict.aggressor not in state.jobs
+    if (missing := _no_reason(verdict) if stranger else lacks(verdict, state.policy, confirmed)) is not None:
+        return missing
+    if not job.spec.restartable:
+        return "restartable", "it is not declared restartable"
+    if cooling_ns(state.policy, job, now_ns) > 0:
+        return "cooldown", cooling(state.policy)
+    if not test.gains:
+        costs = f"{span(test.benefit_seconds)}, moving {span(test.cost_seconds)}"
+        return "cost", f"staying is expected to cost {costs}"
+    return None
 
 
 def _of_hang(state: State, job: Job, verdict: Verdict, restart: Option, plan: Plan, now_ns: int) -> Option:
