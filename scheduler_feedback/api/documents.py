@@ -5,7 +5,7 @@ core/disclosure.py defines which fields a reader may see.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import sentence, short
-from scheduler_feedback.feed.agent_reporting import AgentStatus, silent
+from scheduler_feedback.feed.agent_reporting import AgentStatus, AgentStatuses
 from scheduler_feedback.journal.store import JournalRow, NumberedEntry, RecordedAction
 from scheduler_feedback.policies.nodes.draining import jobs_on, may_leave
 from scheduler_feedback.policies.queue import order
@@ -30,14 +30,15 @@ Document = dict[str, Any]
 def job_document(
     state: State,
     job: Job,
-    verdicts: list[Document] | None = None,
+    verdicts: Sequence[Document | msgspec.Raw] | None = None,
     reasons: State | None = None,
     ranks: msgspec.Raw | None = None,
 ) -> Document:
     """Return the document of a job with its newest attempt and all verdicts about it.
 
-    verdicts: the documents of these verdicts; None: they are computed here. reasons: a state with a scheduling index,
-    to compute why the job is pending; None: `state`. ranks: encoded result of ``rank_documents``; None: not encoded.
+    verdicts: the documents of these verdicts, which may be encoded; None: they are computed here. reasons: a state with
+    a scheduling index, to compute why the job is pending; None: `state`. ranks: encoded result of ``rank_documents``;
+    None: not encoded.
     """
     spec = job.spec
     if verdicts is None:
@@ -169,11 +170,10 @@ def agent_document(status: AgentStatus | None) -> Document | None:
     return {"age_seconds": status.age_seconds, "silent": status.silent, "words": status.words}
 
 
-def silent_agents(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> list[Document]:
+def silent_agents(statuses: AgentStatuses, nodes: Iterable[str]) -> list[Document]:
     """Return the nodes among `nodes` whose agent is not reporting, the longest outage first."""
     return [
-        {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns}
-        for node, one in silent(statuses, nodes)
+        {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns} for node, one in statuses.silent(nodes)
     ]
 
 

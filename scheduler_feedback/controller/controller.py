@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -60,7 +59,7 @@ from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed, power_orders, shift_orders
-from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
+from scheduler_feedback.feed.agent_reporting import AgentStatuses
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
 from scheduler_feedback.feed.leased_orders import LeasedOrders
 from scheduler_feedback.journal.recovery import Recovered, recover
@@ -72,7 +71,7 @@ from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 STOP_SECONDS = 2.0
 
 SPEEDS_SECONDS = 0.5
-"""Seconds for which readers share one result of ``speeds`` or ``agent_statuses``. Detection runs twice a second."""
+"""Seconds for which readers share one result of ``speeds``. Detection runs twice a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +131,6 @@ class Controller:
         self._served_ns: int | None = None  # when the loop that serves the API last ran
         self._opened = ExitStack()  # undone by leaving the context
         self._speeds: tuple[float, asyncio.Task[dict[str, Speed]]] | None = None
-        self._agent_statuses: tuple[float, dict[str, AgentStatus]] | None = None
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
@@ -275,7 +273,7 @@ class Controller:
             self.folder / "agents", self._take, (*WANTED, *power_reports.WANTED, *limited, *shifted),
             self._clock,
             self._settings.credentials,
-            self._detection.between, self.failures.report, self._placements.reached, self._detection.suspected_nodes,
+            self._detection.between, self.failures.report, self._placements.reached, self._detection.watched_nodes,
             lambda: self._detection.ticks_ns, processes=self._settings.feed_processes,
         )  # fmt: skip
         feed.orders = self._power_orders, self._shift_orders
@@ -315,9 +313,9 @@ class Controller:
         """
         return self._detection.pace_of(gang, sequence, most)
 
-    def agent_statuses(self) -> dict[str, AgentStatus]:
+    def agent_statuses(self) -> AgentStatuses:
         """Return the status of each node's agent, by node. May be called from any thread."""
-        return agent_statuses(list(self._feed.feed.streams.values()), self._clock.monotonic_ns(), self._clock.wall_ns())
+        return AgentStatuses(self._feed.feed.streams, self._clock.monotonic_ns(), self._clock.wall_ns())
 
     def speeds(self) -> dict[str, Speed]:
         """Return the current speed of each gang. May be called from any thread, and may wait briefly."""
@@ -351,14 +349,6 @@ class Controller:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             kept = self._speeds = now_s, task
         return await asyncio.shield(kept[1])
-
-    def shared_agent_statuses(self) -> Mapping[str, AgentStatus]:
-        """Return the result of ``agent_statuses``, at most half a second old. May be called from any thread."""
-        now_s = time.monotonic()
-        kept = self._agent_statuses
-        if kept is None or now_s - kept[0] > SPEEDS_SECONDS:
-            kept = self._agent_statuses = now_s, self.agent_statuses()
-        return kept[1]
 
     def scheduling(self) -> tuple[bool, str]:
         """Return whether jobs are scheduled, and if not, why."""

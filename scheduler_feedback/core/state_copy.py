@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any, TypeVar
 
 from msgspec.structs import replace as replaced
@@ -68,13 +68,18 @@ def _shared(
     now: Mapping[_Key, _Value], before: Mapping[_Key, _Value], copy: Callable[[_Value], _Value]
 ) -> dict[_Key, _Value]:
     """Return a dict with the keys and order of `now`. A value that equals the value in `before` is shared; others are
-    copied."""
+    copied. The result is `before` itself if nothing has changed, so that readers need not look for changes."""
     known = before.get
     made: dict[_Key, _Value] = {}
+    copied = False
     for key, value in now.items():
         kept = known(key)
-        made[key] = kept if kept is not None and kept == value else copy(value)
-    return made
+        if kept is not None and kept == value:
+            made[key] = kept
+        else:
+            made[key], copied = copy(value), True
+    same = not copied and len(made) == len(before) and all(map(eq, made, before))
+    return before if same and isinstance(before, dict) else made
 
 
 def _job(job: Job) -> Job:

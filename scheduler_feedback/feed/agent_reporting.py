@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from scheduler_feedback.feed.stream_state import Stream
@@ -35,21 +35,44 @@ class AgentStatus(NamedTuple):
         return f"no frame for {self.age_seconds:.0f} s" if self.silent else "fresh"
 
 
-def agent_statuses(streams: Iterable[Stream], monotonic_ns: int, wall_ns: int) -> dict[str, AgentStatus]:
-    """Return the status of every agent that the feed has followed, by node."""
-    found: dict[str, AgentStatus] = {}
-    for stream in streams:
-        if stream.received_ns is None:
-            waited_seconds = (monotonic_ns - stream.known_ns) / 1e9
-            found[stream.node] = AgentStatus(None, None, waited_seconds > NEVER_SECONDS)
-            continue
-        age_ns = max(0, monotonic_ns - stream.received_ns)
-        limit_seconds = max(SILENT_LEAST_SECONDS, SILENT_INTERVALS * stream.interval_seconds * stream.every)
-        found[stream.node] = AgentStatus(age_ns / 1e9, wall_ns - age_ns, age_ns / 1e9 > limit_seconds)
-    return found
+class AgentStatuses(Mapping[str, AgentStatus]):
+    """Status of every agent that the feed has followed at one time, by node. Each is computed when it is needed: most
+    readers of 12,500 nodes ask for a few of them, or only for those that do not report."""
+
+    def __init__(self, streams: Mapping[str, Stream], monotonic_ns: int, wall_ns: int) -> None:
+        """streams: of the agents, by node. monotonic_ns, wall_ns: the time."""
+        self._streams, self._monotonic_ns, self._wall_ns = streams, monotonic_ns, wall_ns
+
+    def __getitem__(self, node: str) -> AgentStatus:
+        stream = self._streams[node]
+        received_ns = stream.received_ns
+        if received_ns is None:
+            return AgentStatus(None, None, _is_silent(stream, self._monotonic_ns))
+        age_ns = max(0, self._monotonic_ns - received_ns)
+        return AgentStatus(age_ns / 1e9, self._wall_ns - age_ns, _is_silent(stream, self._monotonic_ns))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._streams))  # the feed may add one meanwhile
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def silent(self, nodes: Iterable[str]) -> list[tuple[str, AgentStatus]]:
+        """Return the nodes among `nodes` whose agent is not reporting, the longest outage first."""
+        least_ns = self._monotonic_ns - int(SILENT_LEAST_SECONDS * 1e9)
+        streams, found = self._streams, []
+        for node in nodes:
+            stream = streams.get(node)
+            if stream is None or ((received_ns := stream.received_ns) is not None and received_ns >= least_ns):
+                continue  # the usual case
+            if (status := self[node]).silent:
+                found.append((node, status))
+        return sorted(found, key=lambda one: (-(one[1].age_seconds or 0.0), one[0]))
 
 
-def silent(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> list[tuple[str, AgentStatus]]:
-    """Return the nodes among `nodes` whose agent is not reporting, the longest outage first."""
-    found = [(node, statuses[node]) for node in nodes if node in statuses and statuses[node].silent]
-    return sorted(found, key=lambda one: (-(one[1].age_seconds or 0.0), one[0]))
+def _is_silent(stream: Stream, monotonic_ns: int) -> bool:
+    """Return whether frames of the agent are overdue."""
+    if stream.received_ns is None:
+        return (monotonic_ns - stream.known_ns) / 1e9 > NEVER_SECONDS
+    limit_seconds = max(SILENT_LEAST_SECONDS, SILENT_INTERVALS * stream.interval_seconds * stream.every)
+    return (monotonic_ns - stream.received_ns) / 1e9 > limit_seconds

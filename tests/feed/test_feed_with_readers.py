@@ -21,7 +21,7 @@ from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Tier, make_layout
 from agent.schema.wire import encode_frame, encode_layout, with_length
 from scheduler_feedback.feed import feed_with_readers as readers_module
-from scheduler_feedback.feed.agent_reporting import agent_statuses, silent
+from scheduler_feedback.feed.agent_reporting import AgentStatuses
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
 from scheduler_feedback.feed.reader_channel import (
     EVENT,
@@ -155,8 +155,7 @@ def test_a_process_that_is_killed_is_started_again(
             await until(lambda: all(stream.connected for stream in feed.streams.values()))
             await until(lambda: {frame.node for _, frame in list(got)[before:]} == set(NODES))
             clock = SystemClock()
-            statuses = agent_statuses(list(feed.streams.values()), clock.monotonic_ns(), clock.wall_ns())
-            assert silent(statuses, NODES) == []
+            assert AgentStatuses(feed.streams, clock.monotonic_ns(), clock.wall_ns()).silent(NODES) == []
             samples = {name: value for name, labels, value in feed.measures() if not labels}
             assert samples["gangwatch_feed_process_ends_total"] == 1
             assert samples["gangwatch_feed_processes"] == processes

@@ -22,7 +22,7 @@ from gangwatch.supervisor.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_sto
 from gangwatch.supervisor.service_manager import notify
 from scheduler_feedback.controller.progress import LATE_SECONDS, STUCK_SECONDS, Progress
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.feed.agent_reporting import NEVER_SECONDS, agent_statuses, silent
+from scheduler_feedback.feed.agent_reporting import NEVER_SECONDS, AgentStatuses
 from scheduler_feedback.feed.stream_state import Stream
 from tests.cluster.memory_backend import World
 from tests.controller.site import serving
@@ -185,22 +185,24 @@ def test_a_stuck_controller_is_restarted_and_a_stopped_one_is_not(door: FrontDoo
 
 
 def test_an_agent_is_stale_after_three_intervals_and_at_least_three_seconds() -> None:
-    streams = [
+    known = [
         Stream("fast", received_ns=100 * SECOND, interval_seconds=0.1),
         Stream("usual", received_ns=100 * SECOND, interval_seconds=1.0),
         Stream("slow", received_ns=100 * SECOND, interval_seconds=15.0),
         Stream("new", known_ns=100 * SECOND),
     ]
+    streams = {stream.node: stream for stream in known}
 
     def stale_at(seconds: float) -> set[str]:
-        statuses = agent_statuses(streams, int((100 + seconds) * SECOND), 1_800_000_000 * SECOND)
-        return {node for node, _ in silent(statuses, [stream.node for stream in streams])}
+        statuses = AgentStatuses(streams, int((100 + seconds) * SECOND), 1_800_000_000 * SECOND)
+        assert {node for node, one in statuses.items() if one.silent} == {node for node, _ in statuses.silent(streams)}
+        return {node for node, _ in statuses.silent([*streams, "unknown"])}
 
     assert stale_at(2.9) == set()
     assert stale_at(3.1) == {"fast", "usual"}
     assert stale_at(NEVER_SECONDS + 0.1) == {"fast", "usual", "new"}
     assert stale_at(45.1) == {"fast", "usual", "slow", "new"}
-    statuses = agent_statuses(streams, 107 * SECOND, 1_800_000_000 * SECOND)
+    statuses = AgentStatuses(streams, 107 * SECOND, 1_800_000_000 * SECOND)
     assert statuses["usual"].words == "no frame for 7 s"
     assert statuses["usual"].since_ns == 1_799_999_993 * SECOND
     assert statuses["new"].words == "no frame yet"

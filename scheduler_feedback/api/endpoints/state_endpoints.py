@@ -47,7 +47,7 @@ class StateEndpoints:
             "/api/nodes/{node}/jobs": _left_on,
         }
         listed: dict[str, tuple[Lister, Frame | None]] = {
-            "/api/nodes": (lists.nodes(self._controller.shared_agent_statuses), None),
+            "/api/nodes": (lists.nodes(self._controller.agent_statuses), None),
             "/api/verdicts": (lists.verdicts, None),
             "/api/queue": (lists.waiting, Frame("waiting", lambda listing: documents.queue_frame(listing.state))),
             "/api/decisions": (lists.decisions, None),
@@ -141,10 +141,12 @@ class StateEndpoints:
         return tagged(request, answer)
 
     def _overview_document(self, listing: Listing, speeds: Mapping[str, Speed]) -> documents.Document:
-        document = views.overview(listing.state, speeds, time.time_ns(), listing.reasons, listing.kept.counts.of)
+        document = views.overview(
+            listing.state, speeds, time.time_ns(), listing.reasons, listing.kept.counts.of, listing.kept.rows
+        )
         known = {job["job"]: speeds[job["job"]] for job in document["running"] if job["job"] in speeds}
         return document | {
-            "silent_agents": documents.silent_agents(self._controller.shared_agent_statuses(), listing.present),
+            "silent_agents": documents.silent_agents(self._controller.agent_statuses(), listing.present),
             "step_seconds": {job: speed.seconds for job, speed in known.items()},
             "last_step_ns": {job: speed.end_ns for job, speed in known.items()},
             "troubles": self._controller.troubles(),
@@ -164,10 +166,7 @@ class StateEndpoints:
 
 
 def _job_document(listing: Listing, job: Job) -> documents.Document:
-    verdicts = [
-        documents.verdict_document(listing.state, verdict, past)
-        for verdict, past in listing.verdicts_of.get(job.job_id, ())
-    ]
+    verdicts = [listing.encoded_verdict(*one) for one in listing.verdicts_of.get(job.job_id, ())]
     return documents.job_document(listing.state, job, verdicts, listing.reasons_for(job))
 
 

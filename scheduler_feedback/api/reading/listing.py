@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 
 from scheduler_feedback.api import documents as documents
 from scheduler_feedback.api.reading.encoded_parts import EncodedParts
+from scheduler_feedback.api.reading.of_nodes import OfNodes
 from scheduler_feedback.api.reading.rank_counts import RankCounts
 from scheduler_feedback.api.reading.state_snapshots import Snapshot
 from scheduler_feedback.core.explanation import Explanation
@@ -76,18 +78,21 @@ class Reasons:
 
 
 class Kept:
-    """Values that the lists of successive snapshots share. counts: of the jobs' ranks. ranks, nodes: encoded."""
+    """Values that the lists of successive snapshots share. counts: of the jobs' ranks. rows: of the timetable. ranks,
+    nodes, verdicts: encoded."""
 
     def __init__(self) -> None:
         self.reasons = Reasons()
+        self.rows: OfNodes[Any] = OfNodes()
         self.counts = RankCounts()
-        self.ranks, self.nodes = EncodedParts(), EncodedParts()
+        self.ranks, self.nodes, self.verdicts = EncodedParts(), EncodedParts(), EncodedParts()
 
     def keep(self, state: State) -> None:
         """Delete most values of jobs and nodes that are not in the state."""
         self.counts.keep(state.jobs.keys())
         self.ranks.keep(state.jobs.keys())
         self.nodes.keep(state.nodes.keys())
+        self.verdicts.keep({*state.verdicts, *(past.verdict.verdict_id for past in state.past_verdicts)})
 
 
 class Listing:
@@ -143,6 +148,16 @@ class Listing:
         """Return the document of a node as JSON, without its agent's status."""
         node, jobs = self.state.nodes[name], self.on_node[name]
         return self.kept.nodes.of(name, (node, jobs), lambda: documents.node_document(node, jobs))
+
+    def encoded_verdict(self, verdict: Verdict, past: PastVerdict | None = None) -> msgspec.Raw:
+        """Return the document of a verdict as JSON. A verdict about a large gang names the newest frame of each of its
+        nodes, which takes a millisecond to encode."""
+        state, verdict_id = self.state, verdict.verdict_id
+        opened = state.open_decisions.get(verdict_id)
+        values = (verdict, past, state.judged.get(verdict_id), opened)
+        return msgspec.Raw(
+            self.kept.verdicts.of(verdict_id, values, lambda: documents.verdict_document(state, verdict, past))
+        )
 
     def encoded_ranks(self, job: Job) -> msgspec.Raw:
         """Return the documents of a job's ranks as JSON."""

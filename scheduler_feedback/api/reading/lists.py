@@ -103,10 +103,7 @@ def jobs(wanted: Wanted) -> Lister:
             if len(found) == most:
                 assert last is not None
                 return Slice(found, [last.submitted_ns, last.job_id])
-            verdicts = [
-                documents.verdict_document(listing.state, verdict, past)
-                for verdict, past in listing.verdicts_of.get(job.job_id, ())
-            ]
+            verdicts = [listing.encoded_verdict(*one) for one in listing.verdicts_of.get(job.job_id, ())]
             ranks = listing.encoded_ranks(job)
             found.append(documents.job_document(listing.state, job, verdicts, listing.reasons_for(job), ranks))
             last = job
@@ -160,7 +157,7 @@ def verdicts(listing: Listing, mark: Mark | None, most: int) -> Slice:
         after = [*_fields(mark, int, int, str)]
         first = bisect_right(every, after, key=lambda one: one[0])
     shown = every[first : first + most]
-    found = [documents.verdict_document(state, verdict, ended) for _, verdict, ended in shown]
+    found = [listing.encoded_verdict(verdict, ended) for _, verdict, ended in shown]
     return Slice(found, shown[-1][0] if first + most < len(every) else None)
 
 

@@ -24,7 +24,7 @@ from scheduler_feedback.api.web import elements, job_page, lists_page, node_page
 from scheduler_feedback.api.web.markup import Markup
 from scheduler_feedback.core.disclosure import hide
 from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
-from scheduler_feedback.feed.agent_reporting import AgentStatus
+from scheduler_feedback.feed.agent_reporting import AgentStatuses
 from scheduler_feedback.journal.store import Reader
 from scheduler_feedback.part_failures import PartFailures
 
@@ -50,7 +50,7 @@ class Source(Protocol):
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
     async def shared_speeds(self) -> Mapping[str, Speed]: ...
-    def shared_agent_statuses(self) -> Mapping[str, AgentStatus]: ...
+    def agent_statuses(self) -> AgentStatuses: ...
     def troubles(self) -> list[str]: ...
 
 
@@ -125,7 +125,7 @@ class PageRenderer:
         rendered = await self._render_parts(view, peer)
         troubles = self._source.troubles()
         silent = await self._source.snapshot_reader.ask(
-            peer, lambda listing: documents.silent_agents(self._source.shared_agent_statuses(), listing.present)
+            peer, lambda listing: documents.silent_agents(self._source.agent_statuses(), listing.present)
         )
         rendered.parts[elements.TROUBLES] = elements.troubles(troubles, silent)
         return rendered
@@ -147,7 +147,9 @@ class PageRenderer:
         latest = await self._source.snapshot_reader.read(peer, self._latest)
 
         def whole(listing: Listing) -> Rendering:
-            document = views.overview(listing.state, speeds, now_ns, listing.reasons, listing.kept.counts.of)
+            document = views.overview(
+                listing.state, speeds, now_ns, listing.reasons, listing.kept.counts.of, listing.kept.rows
+            )
             return Rendering(overview.parts(document, latest, speeds, now_ns))
 
         return await self._source.snapshot_reader.ask(peer, whole)
@@ -164,7 +166,7 @@ class PageRenderer:
     async def _nodes(self, view: View, peer: str) -> Rendering:
         def nodes(listing: Listing) -> Rendering:
             document = views.nodes_page(listing.state, view.state, view.words, view.page)
-            document["nodes"] = documents.with_agent_status(document["nodes"], self._source.shared_agent_statuses())
+            document["nodes"] = documents.with_agent_status(document["nodes"], self._source.agent_statuses())
             return Rendering(lists_page.node_parts(document, view.query))
 
         return await self._source.snapshot_reader.ask(peer, nodes)
@@ -174,7 +176,7 @@ class PageRenderer:
         found = await reader.ask(peer, lambda listing: views.node_page(listing.state, view.name))
         if found is None:
             raise RefusedError(404, f"no node {view.name}")
-        (found,) = documents.with_agent_status([found], self._source.shared_agent_statuses())
+        (found,) = documents.with_agent_status([found], self._source.agent_statuses())
         story = await reader.read(peer, lambda: self._story(f"node:{view.name}"))
         speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
         return Rendering(await reader.make(peer, partial(node_page.parts, found, story, speeds, now_ns)))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from scheduler_feedback.api.reading.of_nodes import OfNodes
 from scheduler_feedback.api.reading.rank_counts import ranks_by_node
 from scheduler_feedback.api.web import words
 from scheduler_feedback.core.cluster import NodeState
@@ -40,10 +41,17 @@ GRAIN = 240
 """Number of steps of the time axis. The axis moves by whole steps, so that an unchanged timetable is not sent again."""
 
 
-def of_state(state: State, on_nodes: Callable[[Job], Mapping[str, int]] = ranks_by_node) -> dict[str, Any]:
+RowsOfNodes = tuple[str, dict[str, str], dict[str, dict[str, Any]]]
+"""Type of the rows, name of each node's row, and the rows without bars."""
+
+
+def of_state(
+    state: State, on_nodes: Callable[[Job], Mapping[str, int]] = ranks_by_node, kept: OfNodes[RowsOfNodes] | None = None
+) -> dict[str, Any]:
     """Return the timetable of the current state. Times are wall nanoseconds.
 
-    on_nodes: function that returns the number of a job's ranks by node, perhaps from a cache.
+    on_nodes: function that returns the number of a job's ranks by node, perhaps from a cache. kept: rows of an earlier
+    snapshot, which are used if it has the same nodes; None: none.
 
     rows: [{node, nodes, slots, states, bars: [{job, jobs, first, slots, from_ns, until_ns, last_ns, kind}]}]. node:
     name of the node or of the folded row; nodes: number of nodes in it; states: number of nodes by state, except
@@ -56,8 +64,8 @@ def of_state(state: State, on_nodes: Callable[[Job], Mapping[str, int]] = ranks_
     holding = [job for job in state.jobs.values() if job.state.holds_slots]
     ends = {job.job_id: _end_ns(state, job) for job in holding}
     ahead = {job.job_id for job in holding if head is not None and job.submitted_ns > head.submitted_ns}
-    folded, row_of = _rows(state)
-    rows = _empty_rows(state, row_of)
+    folded, row_of, empty = (OfNodes() if kept is None else kept).of(state.nodes, lambda: _rows_without_bars(state))
+    rows = {name: row | {"states": dict(row["states"]), "bars": []} for name, row in empty.items()}
     if folded:
         held = {job.job_id: _by_row(on_nodes(job), row_of) for job in holding}
         _fold(state, rows, held, ends, ahead)
@@ -83,6 +91,11 @@ def of_state(state: State, on_nodes: Callable[[Job], Mapping[str, int]] = ranks_
         "names": {job: state.jobs[job].spec.name for job in named},
         "ends": {job: ends.get(job) for job in named},
     }
+
+
+def _rows_without_bars(state: State) -> RowsOfNodes:
+    folded, row_of = _rows(state)
+    return folded, row_of, _empty_rows(state, row_of)
 
 
 def _rows(state: State) -> tuple[str, dict[str, str]]:

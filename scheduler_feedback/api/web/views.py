@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from scheduler_feedback.api import documents as documents
+from scheduler_feedback.api.reading.of_nodes import OfNodes
 from scheduler_feedback.api.reading.rank_counts import ranks_by_node
 from scheduler_feedback.api.web import timetable
 from scheduler_feedback.api.web.job_progress import progress_of
@@ -52,12 +53,14 @@ def overview(
     now_ns: int,
     reasons: State | None = None,
     on_nodes: Callable[[Job], Mapping[str, int]] = ranks_by_node,
+    rows: OfNodes[timetable.RowsOfNodes] | None = None,
 ) -> Document:
     """Return the document of the overview page and of `gangwatch top`.
 
     speeds: speed of each gang, by job id. now_ns: wall time, for the age of the last step. reasons: a state with a
     scheduling index, to compute why jobs are pending and when they end; None: `state`. on_nodes: function that
-    returns the number of a job's ranks by node, perhaps from a cache.
+    returns the number of a job's ranks by node, perhaps from a cache. rows: the timetable's rows of earlier snapshots;
+    None: none.
     """
     jobs = state.jobs.values()
     running = [job for job in jobs if job.state.holds_slots]
@@ -95,7 +98,7 @@ def overview(
         "verdicts": [documents.verdict_document(state, verdict) for verdict in verdicts[:MOST_VERDICTS]],
         "verdicts_total": len(verdicts),
         "troubled": [node_row(node) for node in _troubled(state)],
-        "timetable": timetable.of_state(reasons or state, on_nodes),
+        "timetable": timetable.of_state(reasons or state, on_nodes, rows),
     }
 
 
