@@ -36,6 +36,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Abstention, Finding, Verdict
 from scheduler_feedback.detectors import Detection
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from scheduler_feedback.feed.frame_rate import of_suspects
 from scheduler_feedback.sim.world.processes import delays
 from scheduler_feedback.sim.world.processes.gang import NS, WALL_START_NS, Gang, History, frames, happen, stopped_by
 
@@ -74,30 +75,40 @@ def watch(
 ) -> list[Reported]:
     """Run the detector on the frames of all gangs, in order of arrival, and return the verdicts.
 
-    tick_seconds: interval of the detector's ticks. every: of frames of gangs without a suspected straggler, each agent
-    sends each `every`-th one with the records of all, as for a busy controller (docs/adr/0133). samples: number of
-    frames whose values it then sends (docs/adr/0162).
+    tick_seconds: interval of the detector's ticks. every: each agent sends each `every`-th frame with the records of
+    all, as for a busy controller (docs/adr/0133); agents of a gang that may have a straggler send more
+    (``of_suspects``). samples: number of frames whose values are sent then (docs/adr/0162).
     """
     straggler = next((one for one in detection.detectors if isinstance(one, StragglerDetector)), None)
     left_out: dict[str, Frame] = {}
     fleet = Fleet() if fleet is None else fleet
     look = Look(fleet)
     reports: list[Reported] = []
-    due = start_seconds
+    due, watched = start_seconds, dict[str, int]()
     for at, layout, frame in heapq.merge(*courses, key=lambda item: item[0]):
         while due < at:
             reports += [
                 Reported(due, finding) for finding in detection.tick(look.next(WALL_START_NS + round(due * NS)))
             ]
             due += tick_seconds
+            watched = _watched(fleet, straggler) if every > 1 else {}
+        most = watched.get(frame.node, every)
         if (before := left_out.pop(frame.node, None)) is not None:
             keep = samples > 1 and _has_turn(before, every // samples)
             frame = frame.joined(before, keep) if samples > 1 else frame.with_records_of(before)
-        if not _has_turn(frame, every) and not any(straggler.suspected() if straggler else ()):
+        if not _has_turn(frame, most):
             left_out[frame.node] = frame
             continue
         fleet.observe(layout, frame, round(at * NS))
     return reports + [Reported(due, finding) for finding in detection.tick(look.next(WALL_START_NS + round(due * NS)))]
+
+
+def _watched(fleet: Fleet, straggler: StragglerDetector | None) -> dict[str, int]:
+    """Return the nodes of gangs that may have a straggler, with the largest number of frames in their messages."""
+    found: dict[str, int] = {}
+    for name, suspects in straggler.suspected() if straggler else ():
+        found |= of_suspects(fleet.gangs[name].nodes, suspects)
+    return found
 
 
 def _has_turn(frame: Frame, every: int) -> bool:

@@ -21,7 +21,7 @@ NODES, MESSAGES, WARM_MESSAGES = 64, 12, 4
 SECOND = 1_000_000_000
 STEP_NS = 3 * SECOND
 
-RATES = ((1, 1), (2, 1), (8, 1), (8, 4), (32, 1), (32, 4), (32, 8), (32, 16))
+RATES = ((1, 1), (2, 1), (4, 2), (8, 1), (8, 4), (32, 1), (32, 4), (32, 8), (32, 16))
 """Frames for one message, and samples in it. 32: a reader that is late by half a minute."""
 
 

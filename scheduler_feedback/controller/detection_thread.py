@@ -26,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from math import inf
 
 from agent.schema.clock import Clock
@@ -49,6 +49,7 @@ from scheduler_feedback.detectors import Detector
 from scheduler_feedback.detectors.context import Proposal
 from scheduler_feedback.detectors.detection import SHARED, SharedState, in_parts, shared_of
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from scheduler_feedback.feed.frame_rate import of_suspects
 from scheduler_feedback.part_failures import PartFailures
 
 TICK_SECONDS = 0.5
@@ -328,24 +329,38 @@ class DetectionThread:
     def start(self) -> None:
         self._thread.start()
 
-    def suspected_nodes(self) -> frozenset[str]:
-        """Return the nodes that must send every frame: those of gangs that may have a straggler, or whose iteration
-        time is inferred from counters and short. Call it on the thread that calls ``between``."""
-        wanted: dict[str, Callable[[], Iterable[str]]] = {SHARED: self._shared.speeds.needing_every_sample}
-        straggler = self._detectors.get(StragglerDetector.name)
-        if isinstance(straggler, StragglerDetector):
-            wanted[StragglerDetector.name] = straggler.suspected
-        found: set[str] = set()
+    def watched_nodes(self) -> dict[str, int]:
+        """Return the nodes that must send messages often although the feed is busy, with the largest number of frames
+        for one message. Call it on the thread that calls ``between``.
+
+        Every frame: the nodes of gangs whose iteration time is inferred from counters and short. Of gangs that may have
+        a straggler, see ``frame_rate.of_suspects``.
+        """
+        found: dict[str, int] = {}
+        parts = {SHARED: self._nodes_of_short_iterations, StragglerDetector.name: self._nodes_of_suspects}
         with self._lock:
-            for part, gangs in wanted.items():
+            for part, nodes in parts.items():
                 if self._failures.is_out(part):
                     continue
                 try:
-                    known = [self._fleet.gangs.get(name) for name in gangs()]
-                    found.update(*(gang.nodes for gang in known if gang is not None))
+                    for node, every in nodes():
+                        found[node] = min(every, found.get(node, every))
                 except Exception as error:  # a bug in a detector must not end the feed
                     self._failures.report(part, error, out=True)
-        return frozenset(found)
+        return found
+
+    def _nodes_of_short_iterations(self) -> Iterator[tuple[str, int]]:
+        for name in self._shared.speeds.needing_every_sample():
+            if (gang := self._fleet.gangs.get(name)) is not None:
+                yield from zip(gang.nodes, repeat(1))
+
+    def _nodes_of_suspects(self) -> Iterator[tuple[str, int]]:
+        straggler = self._detectors.get(StragglerDetector.name)
+        if not isinstance(straggler, StragglerDetector):
+            return
+        for name, suspects in straggler.suspected():
+            if (gang := self._fleet.gangs.get(name)) is not None:
+                yield from of_suspects(gang.nodes, suspects).items()
 
     def between(self) -> float:
         """Process queued frames, and run a tick if it is due; return the seconds until the next one.

@@ -16,7 +16,7 @@ import resource
 import select
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
@@ -118,7 +118,7 @@ class Feed:
     agents with TLS. between: called on the feed's thread between two reads; returns the seconds until it must be called
     again. failed: called with the agent and the exception if one agent's stream triggers a bug; the stream is opened
     again after the longest pause. reached: called with each agent's node and the address of its stream. watched: called
-    on the feed's thread; returns the nodes that must send every frame even while others leave some out. ticks_ns:
+    on the feed's thread; returns nodes with the largest number of frames for which they may send one message. ticks_ns:
     returns how long the ticks of detection took that `between` has run so far, in nanoseconds.
     """
 
@@ -132,7 +132,7 @@ class Feed:
         between: Callable[[], float] | None = None,
         failed: Callable[[str, Exception, str], None] | None = None,
         reached: Callable[[str, str], None] | None = None,
-        watched: Callable[[], Collection[str]] | None = None,
+        watched: Callable[[], Mapping[str, int]] | None = None,
         ticks_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         """Read the credentials. Raises ConfigError if they are unusable."""
@@ -143,7 +143,8 @@ class Feed:
         self._reached = reached
         self._watched = watched
         self._rate, self._ticks_ns = FrameRate(), ticks_ns
-        self._every, self._at_full_rate = 1, cast(Collection[str], ())
+        self._every, self._most_every = 1, cast(Mapping[str, int], {})
+        self._to_ask: set[str] = set()
         self._wanted = tuple(wanted)
         self._clock = clock
         self._agents = Agents(folder)
@@ -345,13 +346,21 @@ class Feed:
 
     def _ask_for_rate(self, now_ns: int) -> None:
         """Ask agents for fewer messages while this thread has too little time, and for all frames again later."""
+        before, watched_before = self._every, self._most_every
         self._every = self._take_rate(now_ns)
-        self._at_full_rate = () if self._every == 1 or self._watched is None else self._watched()
+        self._most_every = {} if self._every == 1 or self._watched is None else self._watched()
+        if self._every != before:
+            self._to_ask.update(self._followers)
+        else:
+            self._to_ask.update(node for node, _ in self._most_every.items() ^ watched_before.items())
         left = ASKED_A_TURN
-        for follower in list(self._open.values()):
-            if not follower.stream.connected:
-                continue
-            left -= self._ask_agent(follower)
+        for node in list(self._to_ask):
+            follower = self._followers.get(node)
+            if follower is not None and follower.stream.connected:
+                if follower.deadline_ns == NEVER_NS:
+                    continue  # reading is paused; ask later
+                left -= self._ask_agent(follower)
+            self._to_ask.discard(node)  # an agent that connects later is asked then
             if not left:
                 return
 
@@ -360,9 +369,8 @@ class Feed:
         stream, connection = follower.stream, follower.connection
         if connection is None or follower.deadline_ns == NEVER_NS:
             return False
-        wanted = 1
-        if stream.node not in self._at_full_rate:
-            wanted = every_of(self._every, stream.interval_seconds, connection.most_samples)
+        every = min(self._every, self._most_every.get(stream.node, self._every))
+        wanted = every_of(every, stream.interval_seconds, connection.most_samples)
         if (wanted := min(wanted, connection.most_every)) == stream.every:
             return False
         try:
@@ -628,6 +636,7 @@ class Feed:
             follower.deadline_ns = deadline_ns
             if frame is None:
                 stream.interval_seconds = follower.decoder.interval_seconds
+                self._to_ask.add(stream.node)
                 self._layout_received(follower)
                 continue
             if not stream.connected:

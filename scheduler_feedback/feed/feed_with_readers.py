@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +93,7 @@ class _Reader:
     process: subprocess.Popen[bytes]
     begun: float
     every: int = 1
-    watched: frozenset[str] = frozenset()
+    watched: Mapping[str, int] = field(default_factory=dict)
     sent_every: int = 1
     opened: bool = False
     """Whether the process has opened a stream."""
@@ -248,13 +248,15 @@ class FeedWithReaders(Feed):
         """Send the rate of frames, and the nodes that must send every frame, to the processes."""
         every = max(self._take_rate(now_ns), *(reader.every for reader in self._readers.values()), 1)
         self._rate.every = every
-        watched = frozenset() if every == 1 or self._watched is None else frozenset(self._watched())
+        watched = {} if every == 1 or self._watched is None else self._watched()
         for reader in self._readers.values():
             reader.end.push()
             if watched != reader.watched:
                 reader.watched = watched
-                for place, names in enumerate(batches(sorted(watched)) or [()]):
-                    reader.end.send(Watch(names, first=not place))
+                reader.end.send(Watch((), first=True))
+                for most in sorted(set(watched.values())):
+                    for names in batches(sorted(node for node, one in watched.items() if one == most)):
+                        reader.end.send(Watch(names, first=False, every=most))
             if every != reader.sent_every:
                 reader.sent_every = every
                 reader.end.send(Rate(every))

@@ -7,6 +7,8 @@ and the records of all of them, so none is left out (exporter/server.py). docs/a
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 MOST_EVERY = 8
 """Maximum number of frames for which an agent sends one message."""
 
@@ -19,10 +21,19 @@ LEAST_SECONDS, CALM_SECONDS = 5.0, 30.0
 """Time in seconds over which the thread's time is measured: before frames are requested less often, and before
 they are requested more often again."""
 
-BUSY_MOST, BUSY_LEAST = 0.7, 0.3
+BUSY_MOST, BUSY_LEAST = 0.8, 0.35
 """Shares of the time between ticks of detection in which the feed's thread reads frames. Above the first, frames are
 requested half as often; below the second, twice as often. Twice the second is below the first, so that the rate does
 not change to and fro. Development values."""
+
+BUSY_LATE_LEAST = 0.5
+"""BUSY_LEAST while agents send one message for more than two frames. Twice as many messages then take 1.5 to 1.6 times
+the time, not twice: 131 us for 8 frames instead of 87, and 105 us for 4 frames instead of 66
+(``python -m benchmarks.ingest.messages``)."""
+
+TRIES_SECONDS, MOST_PATIENCE = 60.0, 16
+"""If frames must be requested less often again within TRIES_SECONDS after they were requested more often, the next try
+comes after twice the time, up to MOST_PATIENCE times CALM_SECONDS."""
 
 CALM_LATE_SECONDS = 10.0
 """CALM_SECONDS while agents send more than one sample at a time, which are then up to eight seconds old."""
@@ -31,15 +42,21 @@ LONGEST_SECONDS = 8.0
 """Longest time in seconds between two messages that the controller asks for."""
 
 
+COMPARED_NODES = 16
+"""Number of nodes of a gang with a suspected straggler that send every frame, besides those of the suspects: with eight
+GPUs each, 128 ranks to compare with."""
+
+
 class FrameRate:
     """Decides how many frames agents leave out. every: 1 for all frames, N for each N-th frame."""
 
-    __slots__ = ("_before", "_calm", "every")
+    __slots__ = ("_before", "_calm", "_patience", "_tried_ns", "every")
 
     def __init__(self) -> None:
         self.every = 1
         self._before: tuple[int, int, int] | None = None
         self._calm = 0
+        self._patience, self._tried_ns = 1, 0
 
     def take(self, now_ns: int, idle_ns: int, ticks_ns: int) -> int:
         """Return `every` as of this time.
@@ -55,15 +72,20 @@ class FrameRate:
             return self.every
         share = 1.0 - idle / max(1, passed_ns - ticks)
         self._before = now_ns, idle_ns, ticks_ns
+        late = self.every > MOST_APART
+        if self._tried_ns and now_ns - self._tried_ns > TRIES_SECONDS * 1e9:
+            self._patience, self._tried_ns = 1, 0
         if share > BUSY_MOST:
+            if self._tried_ns:
+                self._patience, self._tried_ns = min(MOST_PATIENCE, 2 * self._patience), 0
             self.every, self._calm = min(MOST_EVERY, 2 * self.every), 0
-        elif share >= BUSY_LEAST or self.every == 1:
+        elif share >= (BUSY_LATE_LEAST if late else BUSY_LEAST) or self.every == 1:
             self._calm = 0
         else:
             self._calm += 1
-            calm_seconds = CALM_SECONDS if self.every <= MOST_APART else CALM_LATE_SECONDS
+            calm_seconds = (CALM_LATE_SECONDS if late else CALM_SECONDS) * self._patience
             if self._calm * LEAST_SECONDS >= calm_seconds:
-                self.every, self._calm = self.every // 2, 0
+                self.every, self._calm, self._tried_ns = self.every // 2, 0, now_ns
         return self.every
 
 
@@ -81,3 +103,18 @@ def every_of(every: int, interval_seconds: float, most_samples: int = 1) -> int:
 def samples_of(every: int) -> int:
     """Return the number of samples in a message for `every` frames."""
     return max(1, every // MOST_APART)
+
+
+def of_suspects(nodes: Iterable[str], suspects: Collection[str]) -> dict[str, int]:
+    """Return the largest number of frames in one message, by node, of a gang that may have a straggler.
+
+    nodes: the gang's nodes, which may repeat. suspects: those of the ranks that may be stragglers. They and
+    COMPARED_NODES other nodes send every frame. The rest sends every second one, because a verdict waits for the step
+    times of all ranks.
+    """
+    others = [node for node in dict.fromkeys(nodes) if node not in suspects]
+    return (
+        dict.fromkeys(suspects, 1)
+        | dict.fromkeys(others[:COMPARED_NODES], 1)
+        | dict.fromkeys(others[COMPARED_NODES:], MOST_APART)
+    )

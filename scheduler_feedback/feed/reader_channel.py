@@ -141,10 +141,12 @@ class Rate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
-    """Nodes that must send every frame. first: the nodes of earlier commands are no longer watched."""
+    """Nodes that send one message for `every` frames at most. first: the nodes of earlier commands are no longer
+    watched."""
 
     nodes: tuple[str, ...]
     first: bool
+    every: int = 1
 
 
 class Interval(msgspec.Struct, frozen=True, tag=True):

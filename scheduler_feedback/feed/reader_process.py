@@ -65,7 +65,7 @@ class ForwardingFeed(Feed):
             lambda: self._watched_nodes,
         )  # fmt: skip
         self._channel, self._start = channel, start
-        self._watched_nodes: set[str] = set()
+        self._watched_nodes: dict[str, int] = {}
         self._wanted_every = 1
         self._numbers: dict[int, Follower] = {}
         self._number_of: dict[Follower, int] = {}
@@ -94,9 +94,11 @@ class ForwardingFeed(Feed):
             elif isinstance(command, Rate):
                 self._wanted_every = command.every
             elif isinstance(command, Watch):
-                self._watched_nodes = set(command.nodes) | (set() if command.first else self._watched_nodes)
+                known = {} if command.first else self._watched_nodes
+                self._watched_nodes = known | dict.fromkeys(command.nodes, command.every)
             elif isinstance(command, Interval) and (stream := self.streams.get(command.node)) is not None:
                 stream.interval_seconds = command.seconds
+                self._to_ask.add(command.node)
         return DISCOVERY_SECONDS
 
     def _pass_order(self, command: Order) -> None:

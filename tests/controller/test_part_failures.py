@@ -232,11 +232,11 @@ def test_a_bug_in_the_search_for_suspects_does_not_reach_the_feed(monkeypatch: p
     detector = StragglerDetector()
     watch = DetectionThread((detector,), lambda _: None, feeds.SystemClock())
     monkeypatch.setattr(detector, "suspected", raises)
-    assert watch.suspected_nodes() == frozenset()
+    assert watch.watched_nodes() == {}
     assert watch.broken().startswith("straggler failed")
-    assert watch.suspected_nodes() == frozenset(), "it is out of service"
+    assert watch.watched_nodes() == {}, "it is out of service"
     monkeypatch.setattr(watch._shared.speeds, "needing_every_sample", raises)
-    assert watch.suspected_nodes() == frozenset()
+    assert watch.watched_nodes() == {}
     assert "shared" in watch.broken()
 
 

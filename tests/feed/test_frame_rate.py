@@ -118,7 +118,7 @@ def agent(node: str, security: Security | None = None, pause_seconds: float = 0.
 
 
 def follow(
-    folder: Path, urls: dict[str, str], credentials: Credentials | None, watched: set[str], gap: int = 4,
+    folder: Path, urls: dict[str, str], credentials: Credentials | None, watched: dict[str, int], gap: int = 4,
     count: int = 30, feed_class: Callable[..., Feed] = Feed,
 ) -> tuple[Feed, dict[str, list[Frame]]]:  # fmt: skip
     """Read each agent's frames until one has sent `count` that are `gap` apart."""
@@ -162,7 +162,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_agents_leave_out_frames_but_no_records(tmp_path: Path) -> None:
     with agent("n0") as one, agent("n1") as watched:
-        feed, got = follow(tmp_path, {"n0": one, "n1": watched}, None, {"n1"})
+        feed, got = follow(tmp_path, {"n0": one, "n1": watched}, None, {"n1": 1})
     assert (feed.streams["n0"].every, feed.streams["n1"].every) == (4, 1)
     for frames in got.values():
         for before, after in pairwise(frames):
@@ -187,7 +187,7 @@ def test_with_an_earlier_release_every_second_frame_is_sent(
     """It gets neither messages with samples nor requests for them, which would end the stream."""
     monkeypatch.setattr(place, replacement)
     with agent("n0") as url:
-        feed, got = follow(tmp_path, {"n0": url}, None, set(), gap=2)
+        feed, got = follow(tmp_path, {"n0": url}, None, {}, gap=2)
     assert feed.streams["n0"].every == 2 and not feed.streams["n0"].complaint
     assert not any(frame.earlier or frame.left_out for frame in got["n0"])
 
@@ -195,7 +195,7 @@ def test_with_an_earlier_release_every_second_frame_is_sent(
 def test_a_reader_process_asks_for_samples(tmp_path: Path) -> None:
     with agent("n0") as one, agent("n1") as watched:
         feed, got = follow(
-            tmp_path, {"n0": one, "n1": watched}, None, {"n1"}, feed_class=partial(FeedWithReaders, processes=1)
+            tmp_path, {"n0": one, "n1": watched}, None, {"n1": 1}, feed_class=partial(FeedWithReaders, processes=1)
         )
     assert (feed.streams["n0"].every, feed.streams["n1"].every) == (4, 1)
     assert sum(len(frame.earlier) == 1 for frame in got["n0"]) >= 30
@@ -209,7 +209,7 @@ def test_a_request_for_fewer_messages_extends_the_timeout(
     """The agent sends nothing for longer than the timeout at the rate before: it had fallen silent."""
     monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.05)
     with agent("n0", pause_seconds=0.1) as url:
-        feed, _ = follow(tmp_path, {"n0": url}, None, set(), count=2)
+        feed, _ = follow(tmp_path, {"n0": url}, None, {}, count=2)
     assert "fallen silent" not in caplog.text and feed.streams["n0"].every == 4
 
 
@@ -220,5 +220,5 @@ def test_agents_with_tls_are_asked_too(tmp_path: Path) -> None:
     agents.mkdir()
     file.write_text(f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\n")
     with agent("n0", Security(file)) as url:
-        feed, _ = follow(agents, {"n0": url}, Credentials(ca_file=authority.certificate), set())
+        feed, _ = follow(agents, {"n0": url}, Credentials(ca_file=authority.certificate), {})
     assert feed.streams["n0"].every == 4

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_feedback.core.telemetry.series.consumption_trail import BLOCK_IO
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.counters.cause_attribution import Attribution
 from scheduler_feedback.detectors.stats import log_odds
@@ -45,7 +46,12 @@ period."""
 
 OWN_PERIOD_STEPS = 5
 """A rank has periodic work of its own only if the period is at least this many steps. Faults do not occur at fixed
-steps. Stopped processes are not tested for a period, because their stops can coincide with steps."""
+steps. Stopped processes are not tested for a period, because their stops can coincide with steps; see WRITES_SHARE."""
+
+WRITES_SHARE = 0.25
+"""A rank that sleeps is tested for a period too if in the warm-up its waits for disks were at least this share of its
+excess time. Ranks that save had half of it or more, with samples two seconds apart (``python -m benchmarks.straggler
+--every 2``); ranks without a disk have none."""
 
 CONCENTRATED = 0.6
 """A period is measured only if a single step has at least this share of the excess time of its window."""
@@ -200,8 +206,15 @@ def _has_no_input_to_wait_for(case: Case, measured: Measured) -> Refusal | None:
 
 
 def _has_no_period(case: Case, measured: Measured) -> Refusal | None:
-    """Refuse if the slow steps are at a fixed period: then they are periodic work of the rank."""
-    period = 0 if measured.split.cause is Cause.SUSPENDED else _period(case, measured.expected)
+    """Refuse if the slow steps are at a fixed period: then they are periodic work of the rank.
+
+    A process that is stopped, or sleeps, has no such work. But a rank that usually waits for its disk may wait for it in
+    the slow steps too: samples two seconds apart (docs/adr/0133) do not show in which step it waited.
+    """
+    split = measured.split
+    writes = float(case.baseline.parts[case.rank, BLOCK_IO]) >= WRITES_SHARE * measured.excess
+    stopped = split.cause is Cause.SUSPENDED and (split.stopped_again or not writes)
+    period = 0 if stopped else _period(case, measured.expected)
     if period:
         return Refusal(f"it is slow exactly every {period} steps: periodic work of this rank, such as checkpoints")
     return None

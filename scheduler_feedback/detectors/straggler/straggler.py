@@ -59,6 +59,7 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
     is_settled,
     not_yet_sure,
     too_weak,
+    under_suspicion,
     verdict,
     whole_gang,
 )
@@ -98,11 +99,11 @@ class StragglerDetector:
         self._watched: dict[str, GangState] = {}
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
 
-    def suspected(self) -> Iterator[str]:
-        """Yield the gangs with an active verdict, or with a rank that is on its way to an alarm."""
+    def suspected(self) -> Iterator[tuple[str, frozenset[str]]]:
+        """Yield each gang with ranks that are on their way to a verdict, or to the cause of one, and their nodes."""
         for name, gang in self._watched.items():
-            if gang.active or (gang.score.size and float(gang.score.max()) >= UNEASY_SCORE):
-                yield name
+            if gang.score.size and float(gang.score.max()) >= UNEASY_SCORE and (ranks := under_suspicion(gang)):
+                yield name, frozenset(gang.where.names[gang.where.index[rank]] for rank in ranks)
 
     def tick(self, context: DetectionContext) -> list[Proposal]:
         """Process the steps completed since the last tick, and return the new results."""

@@ -20,7 +20,7 @@ from scheduler_feedback.detectors.steps.windows import Window, join
 from scheduler_feedback.detectors.straggler.alarm_case import HIT_SIGMAS, Judged
 from scheduler_feedback.detectors.straggler.alarm_checks import LEAST_SLOWDOWN, Judgement
 from scheduler_feedback.detectors.straggler.cusum import ALARM, ALLOWANCE_SIGMAS, CLIP_SIGMAS, LEAST_HITS, mates_of
-from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, ActiveVerdict, GangState
+from scheduler_feedback.detectors.straggler.gang_state import HISTORY_WINDOWS, RECENT_WINDOWS, ActiveVerdict, GangState
 from scheduler_feedback.detectors.straggler.persistence import LEAST_FAULT_WINDOWS
 from scheduler_feedback.detectors.straggler.rotating_slowness import LEAST_WINDOWS
 from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
@@ -137,6 +137,23 @@ def is_settled(active: ActiveVerdict, windows: int, own: bool) -> bool:
     """
     known = active.reported_cause and own
     return active.reported_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
+
+
+def under_suspicion(watched: GangState) -> list[int]:
+    """Return the indices of the ranks for which new samples of counters can change what is said about them.
+
+    That is so while a rank's CUSUM is above UNEASY_SCORE, until its verdict has a cause and enough confidence to act,
+    or until the newest HISTORY_WINDOWS windows are all part of its episode.
+    """
+    known: set[int] = set()
+    for rank, active in watched.active.items():
+        if active.reported_cause and active.reported_confidence >= ACTING_CONFIDENCE:
+            known |= {rank, *active.others}
+    return [
+        rank
+        for rank in np.flatnonzero(watched.score >= UNEASY_SCORE).tolist()
+        if rank not in known and watched.episode(rank) <= HISTORY_WINDOWS
+    ]
 
 
 def says_more(active: ActiveVerdict, judgement: Judgement, own: bool) -> bool:
