@@ -12,10 +12,12 @@ from scheduler_feedback.api.reading import lists
 from scheduler_feedback.api.reading.encoded_parts import SPARE, EncodedParts, with_field
 from scheduler_feedback.api.reading.listing import Kept, Listing
 from scheduler_feedback.api.reading.state_snapshots import Snapshot
+from scheduler_feedback.api.web import timetable
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state import OpenDecision, PastVerdict, State
 from scheduler_feedback.core.state_copy import frozen
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.feed.agent_reporting import AgentStatus
 
 
@@ -65,6 +67,50 @@ def test_only_changed_parts_are_encoded_again(monkeypatch: pytest.MonkeyPatch) -
     state.nodes["n2"].draining = True
     read(Listing(Snapshot(2, frozen(state, first)), kept), lists.nodes(dict))
     assert made == ["n2"]
+
+
+def test_a_verdict_is_encoded_again_if_something_about_it_has_changed() -> None:
+    """The lists of verdicts and of jobs share the encoded verdicts."""
+    state, kept = state_of(), Kept()
+    verdict = Verdict(
+        "v-1", Kind.STRAGGLER, "j-1", 1, 2, "n1", Cause.GPU, 0.9, 1.5, 1.0, 1.5, 1, 2, frames=(("n0", 5), ("n1", 6))
+    )
+    state.verdicts[verdict.verdict_id] = verdict
+    before: State | None = None
+    texts = []
+    for turn in range(5):
+        if turn == 2:
+            state.judged[verdict.verdict_id] = True
+        elif turn == 3:
+            state.open_decisions[verdict.verdict_id] = OpenDecision(choice="cost", reason="it costs more")
+        elif turn == 4:
+            del state.verdicts[verdict.verdict_id]
+            state.past_verdicts.append(PastVerdict(verdict, 7, "it has ended"))
+        before = frozen(state, before)
+        listing = Listing(Snapshot(turn, before), kept)
+        listed = read(listing, lists.verdicts)
+        assert listed == plain(documents.verdicts_document(state))
+        (job,) = lists.jobs(lists.Wanted())(listing, None, 9).items
+        assert plain(job["verdicts"]) == listed
+        texts.append(kept.verdicts._known[verdict.verdict_id][1])
+    assert texts[0] is texts[1] and len(set(texts)) == 4
+
+
+def test_snapshots_share_unchanged_tables_and_the_timetable_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, kept = state_of(), Kept()
+    first = frozen(state)
+    assert frozen(state, first).nodes is first.nodes
+    state.nodes["n3"] = Node("n3", 2)
+    second = frozen(state, first)
+    assert second.nodes is not first.nodes and second.nodes["n1"] is first.nodes["n1"] and second.jobs is first.jobs
+    del state.nodes["n0"]
+    third = frozen(state, second)
+    assert [*third.nodes] == ["n1", "n2", "n3"]
+    monkeypatch.setattr(timetable, "MOST_ROWS", 1)
+    for snapshot in (first, first, second, third):
+        drawn = timetable.of_state(snapshot, kept=kept.rows)
+        assert drawn == timetable.of_state(snapshot)
+        assert sum(row["nodes"] for row in drawn["rows"]) == len(snapshot.nodes)
 
 
 def test_parts_of_gone_objects_are_deleted() -> None:

@@ -26,12 +26,16 @@ from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed.credentials import Credentials
 from scheduler_feedback.feed.feed_with_readers import FeedWithReaders
 from scheduler_feedback.feed.frame_rate import (
+    BUSY_LATE_LEAST,
+    BUSY_MOST,
     CALM_LATE_SECONDS,
     CALM_SECONDS,
+    COMPARED_NODES,
     LEAST_SECONDS,
     MOST_EVERY,
     FrameRate,
     every_of,
+    of_suspects,
     samples_of,
 )
 from tests.exporter.certificates import Authority
@@ -69,6 +73,35 @@ def test_a_load_that_fits_at_half_the_rate_does_not_make_it_change_to_and_fro() 
             if rate.take((period + 1) * STEP_NS, idle_ns, 0) != before:
                 changes.append(rate.every)
         assert changes == [2]
+
+
+def test_a_rate_that_is_too_high_is_tried_less_and_less_often() -> None:
+    calm, late = int(CALM_SECONDS / LEAST_SECONDS), int(CALM_LATE_SECONDS / LEAST_SECONDS)
+    low, high = BUSY_LATE_LEAST - 0.05, BUSY_MOST + 0.05
+    tried = run([0.9, 0.9, *[low] * late, high, *[low] * 2 * late, high, *[low] * 4 * late])
+    at_two = [period for period, every in enumerate(tried[2:]) if every == 2]
+    assert at_two == [late - 1, late + 2 * late, late + 2 * late + 1 + 4 * late]
+    kept = run([0.9, *[0.2] * calm, *[0.5] * 20, 0.9, *[0.2] * calm])
+    assert kept[calm] == kept[-1] == 1, "after a minute at the higher rate, the next try comes as early as the first"
+
+
+def test_the_rate_returns_to_every_second_frame_while_that_leaves_time() -> None:
+    """One message for 8 frames takes 87 us, two for 4 frames 131 us, four for 2 frames 210 us (docs/adr/0162)."""
+    load = {1: 4.0, 2: 0.75, 4: 0.75 / 1.6, 8: 0.75 / 2.4}
+    rate, idle_ns = FrameRate(), 0
+    for period in range(60):
+        idle_ns += int(max(0.0, 1.0 - (load[rate.every] if period > 4 else 1.0)) * STEP_NS)
+        rate.take((period + 1) * STEP_NS, idle_ns, 0)
+    assert rate.every == 2
+
+
+def test_of_a_gang_with_a_suspect_some_nodes_send_every_frame_and_all_send_every_second_one() -> None:
+    nodes = [f"n{number // 8}" for number in range(8 * (COMPARED_NODES + 4))]
+    found = of_suspects(nodes, {"n3"})
+    assert found.keys() == set(nodes)
+    assert found["n3"] == 1 and [*found.values()].count(1) == COMPARED_NODES + 1
+    assert set(found.values()) == {1, 2}
+    assert set(of_suspects(nodes[:80], {"n3", "n9"}).values()) == {1}
 
 
 @pytest.mark.parametrize(
@@ -190,6 +223,36 @@ def test_with_an_earlier_release_every_second_frame_is_sent(
         feed, got = follow(tmp_path, {"n0": url}, None, {}, gap=2)
     assert feed.streams["n0"].every == 2 and not feed.streams["n0"].complaint
     assert not any(frame.earlier or frame.left_out for frame in got["n0"])
+
+
+@pytest.mark.parametrize("feed_class", [Feed, partial(FeedWithReaders, processes=1)], ids=["thread", "process"])
+def test_a_node_is_asked_again_when_it_is_watched_or_no_longer_watched(
+    tmp_path: Path, feed_class: Callable[..., Feed]
+) -> None:
+    watched: dict[str, int] = {"n1": 2}
+    seen: list[int] = []
+
+    async def scene() -> None:
+        with agent("n0", pause_seconds=0.05) as one, agent("n1", pause_seconds=0.05) as other:
+            for node, url in {"n0": one, "n1": other}.items():
+                (tmp_path / f"{node}.json").write_text(
+                    json.dumps({"pid": 1, "start_time": 1, "node": node, "url": url})
+                )
+            feed = feed_class(tmp_path, lambda *_: None, (), SystemClock(), None, watched=lambda: dict(watched))
+            running = asyncio.ensure_future(feed.run())
+            for wanted in (2, 1, 4, 2):
+                watched.clear()
+                watched.update({"n1": wanted} if wanted < 4 else {})
+                end = time.monotonic() + 30
+                while [feed.streams[node].every for node in ("n0", "n1") if node in feed.streams] != [4, wanted]:
+                    assert time.monotonic() < end, feed.streams
+                    await asyncio.sleep(0.02)
+                seen.append(wanted)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert seen == [2, 1, 4, 2]
 
 
 def test_a_reader_process_asks_for_samples(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, P
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.nodes.quarantine import others_want
+from scheduler_feedback.policies.remediation import migration
 from tests.cluster.cycle_world import SECOND, World
 
 _MOVABLE: dict[str, Any] = {"restartable": True, "grace_seconds": 4.0, "restart_cost_seconds": 6.0}
@@ -40,6 +41,10 @@ def four_nodes(policy: Policy = _POLICY, **spec: Any) -> tuple[World, str]:
     world.running()
     world.advance(100.0)
     return world, job_id
+
+
+def raises(*_: object) -> None:
+    raise AssertionError("not expected")
 
 
 def last_stay(world: World) -> dict[str, str]:
@@ -101,14 +106,17 @@ def test_a_decision_lists_its_terms_and_the_alternatives() -> None:
         ({"slowdown": 1.014}, {}, {"migration_margin": 0.4}, "staying is expected to cost"),
     ],
 )
-def test_why_a_gang_stays(verdict: dict[str, Any], spec: dict[str, Any], policy: dict[str, Any], words: str) -> None:
+def test_why_a_gang_stays(
+    verdict: dict[str, Any], spec: dict[str, Any], policy: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world, job_id = four_nodes(replace(_POLICY, **policy), **spec)
     outcome = world.cycle(world.verdict(job_id, rank=3, **verdict))
     assert not outcome.actions
     (stay,) = [entry for entry in outcome.entries if entry.kind == "stay"]
     assert words in stay.text
     assert {"benefit_seconds", "cost_seconds", "alternative stay", "alternative migrate"} <= dict(stay.detail).keys()
-    assert not world.cycle(Tick()).entries, "logged once"
+    monkeypatch.setattr(migration, "choose_option", raises)
+    assert not world.cycle(Tick()).entries, "logged once, and no slots are searched for again"
     explained = cycle.explain(world.state, job_id)
     assert explained is not None and words in explained.what_would_change_it[0]
 

@@ -208,8 +208,8 @@ def _has_no_input_to_wait_for(case: Case, measured: Measured) -> Refusal | None:
 def _has_no_period(case: Case, measured: Measured) -> Refusal | None:
     """Refuse if the slow steps are at a fixed period: then they are periodic work of the rank.
 
-    A process that is stopped, or sleeps, has no such work. But a rank that usually waits for its disk may wait for it in
-    the slow steps too: samples two seconds apart (docs/adr/0133) do not show in which step it waited.
+    A process that is stopped, or sleeps, has no such work. But a rank that usually waits for its disk may wait for it
+    in the slow steps too: samples two seconds apart (docs/adr/0133) do not show in which step it waited.
     """
     split = measured.split
     writes = float(case.baseline.parts[case.rank, BLOCK_IO]) >= WRITES_SHARE * measured.excess
