@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scheduler_feedback.feed.stream_state import Stream
 
@@ -50,6 +50,10 @@ class AgentStatuses(Mapping[str, AgentStatus]):
             return AgentStatus(None, None, _is_silent(stream, self._monotonic_ns))
         age_ns = max(0, self._monotonic_ns - received_ns)
         return AgentStatus(age_ns / 1e9, self._wall_ns - age_ns, _is_silent(stream, self._monotonic_ns))
+
+    def get(self, node: str, default: Any = None) -> Any:
+        """Return the status of the node's agent, or `default`."""
+        return self[node] if node in self._streams else default
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._streams))  # the feed may add one meanwhile
