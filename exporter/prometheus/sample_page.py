@@ -47,7 +47,10 @@ def _rows(name: str, family: list[tuple[Labels, float]]) -> str:
     if len(set(lines)) < len(lines):
         twice, _ = Counter(lines).most_common(1)[0]
         raise ValueError(f"duplicate series {twice.rstrip()}")
-    return "".join([f"{line}{_number(value)}\n" for line, (_, value) in zip(lines, family, strict=True)])
+    values = [float(value) for _, value in family]
+    short = -math.inf < min(values) and max(values) < _SHORT
+    numbers = map(repr, values) if short else map(_number, values)
+    return "".join([f"{line}{number}\n" for line, number in zip(lines, numbers, strict=True)])
 
 
 def _lines(name: str, family: list[Labels]) -> list[str]:
@@ -59,6 +62,9 @@ def _lines(name: str, family: list[Labels]) -> list[str]:
     elif len(keys) == 1:
         same = {labels[0][0] for labels in family} == {*keys}
         lines = [form % labels[0][1] for labels in family]
+    elif len(keys) == 2:  # those of ranks, of which a large cluster has most
+        same = {(first[0], second[0]) for first, second in family} == {keys}
+        lines = [form % (first[1], second[1]) for first, second in family]
     elif keys:
         pairs = [tuple(zip(*labels, strict=True)) for labels in family]
         same = {pair[0] for pair in pairs} == {keys}
@@ -74,7 +80,6 @@ def _lines(name: str, family: list[Labels]) -> list[str]:
 
 def _number(value: float) -> str:
     """Return a number as prometheus_client writes it. The value must not be NaN."""
-    value = float(value)
     return repr(value) if -math.inf < value < _SHORT else floatToGoString(value)  # type: ignore[no-untyped-call]
 
 
