@@ -48,9 +48,8 @@ def _rows(name: str, family: list[tuple[Labels, float]]) -> str:
         twice, _ = Counter(lines).most_common(1)[0]
         raise ValueError(f"duplicate series {twice.rstrip()}")
     values = [float(value) for _, value in family]
-    short = -math.inf < min(values) and max(values) < _SHORT
-    numbers = map(repr, values) if short else map(_number, values)
-    return "".join([f"{line}{number}\n" for line, number in zip(lines, numbers, strict=True)])
+    form = repr if -math.inf < min(values) and max(values) < _SHORT else _number
+    return "".join([f"{line}{form(value)}\n" for line, value in zip(lines, values, strict=True)])
 
 
 def _lines(name: str, family: list[Labels]) -> list[str]:
