@@ -109,11 +109,15 @@ def samples_of(every: int) -> int:
 def of_suspects(nodes: Iterable[str], suspects: Collection[str]) -> dict[str, int]:
     """Return the largest number of frames in one message, by node, of a gang that may have a straggler.
 
-    nodes: the gang's nodes, which may repeat. suspects: those of the ranks that may be stragglers. They and
-    COMPARED_NODES other nodes send every frame. The rest sends every second one, because a verdict waits for the step
-    times of all ranks.
+    nodes: the gang's nodes in the order of its ranks, which may repeat. suspects: those of the ranks that may be
+    stragglers. They and the COMPARED_NODES nearest ones send every frame: their ranks are mostly of the same stage. The
+    rest sends every second one, because a verdict waits for the step times of all ranks.
     """
-    others = [node for node in dict.fromkeys(nodes) if node not in suspects]
+    place = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+    known = [place[node] for node in suspects if node in place]
+    others = [node for node in place if node not in suspects]
+    if len(others) > COMPARED_NODES:
+        others.sort(key=lambda node: min((abs(place[node] - one) for one in known), default=0))
     return (
         dict.fromkeys(suspects, 1)
         | dict.fromkeys(others[:COMPARED_NODES], 1)

@@ -96,11 +96,13 @@ def test_the_rate_returns_to_every_second_frame_while_that_leaves_time() -> None
 
 
 def test_of_a_gang_with_a_suspect_some_nodes_send_every_frame_and_all_send_every_second_one() -> None:
-    nodes = [f"n{number // 8}" for number in range(8 * (COMPARED_NODES + 4))]
-    found = of_suspects(nodes, {"n3"})
+    nodes = [f"n{number // 8}" for number in range(8 * (3 * COMPARED_NODES))]
+    found = of_suspects(nodes, {"n20"})
     assert found.keys() == set(nodes)
-    assert found["n3"] == 1 and [*found.values()].count(1) == COMPARED_NODES + 1
+    assert {node for node, every in found.items() if every == 1} == {f"n{number}" for number in range(12, 29)}
     assert set(found.values()) == {1, 2}
+    assert [*of_suspects(nodes, {"n0", "n40"}).values()].count(1) == COMPARED_NODES + 2
+    assert [*of_suspects(nodes, {"elsewhere"}).values()].count(1) == COMPARED_NODES + 1
     assert set(of_suspects(nodes[:80], {"n3", "n9"}).values()) == {1}
 
 
