@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shared(
-    now: Mapping[_Key, _Value], before: Mapping[_Key, _Value], copy: Callable[[_Value], _Value]
+    now: Mapping[_Key, _Value], before: dict[_Key, _Value], copy: Callable[[_Value], _Value]
 ) -> dict[_Key, _Value]:
     """Return a dict with the keys and order of `now`. A value that equals the value in `before` is shared; others are
     copied. The result is `before` itself if nothing has changed, so that readers need not look for changes."""
@@ -79,7 +79,7 @@ def _shared(
         else:
             made[key], copied = copy(value), True
     same = not copied and len(made) == len(before) and all(map(eq, made, before))
-    return before if same and isinstance(before, dict) else made
+    return before if same else made
 
 
 def _job(job: Job) -> Job:

@@ -36,11 +36,11 @@ class AgentStatus(NamedTuple):
 
 
 class AgentStatuses(Mapping[str, AgentStatus]):
-    """Status of every agent that the feed has followed at one time, by node. Each is computed when it is needed: most
-    readers of 12,500 nodes ask for a few of them, or only for those that do not report."""
+    """Status of every agent that the feed has followed, by node. Each is computed when it is asked for, because most
+    requests need the status of a few of 12,500 nodes, or only of those that do not report."""
 
     def __init__(self, streams: Mapping[str, Stream], monotonic_ns: int, wall_ns: int) -> None:
-        """streams: of the agents, by node. monotonic_ns, wall_ns: the time."""
+        """streams: of the agents, by node; the feed may change them meanwhile. monotonic_ns, wall_ns: the present."""
         self._streams, self._monotonic_ns, self._wall_ns = streams, monotonic_ns, wall_ns
 
     def __getitem__(self, node: str) -> AgentStatus:

@@ -245,7 +245,7 @@ class FeedWithReaders(Feed):
             reader.process.wait()
 
     def _send_rates(self, now_ns: int) -> None:
-        """Send the rate of frames, and the nodes that must send every frame, to the processes."""
+        """Send the rate of frames, and the nodes that must send messages more often, to the processes."""
         every = max(self._take_rate(now_ns), *(reader.every for reader in self._readers.values()), 1)
         self._rate.every = every
         watched = {} if every == 1 or self._watched is None else self._watched()

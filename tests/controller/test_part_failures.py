@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from scheduler_feedback.detectors.context import DetectionContext, Proposal
 from scheduler_feedback.detectors.detection import SHARED
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.feed import Feed
+from scheduler_feedback.feed.frame_rate import COMPARED_NODES
 from scheduler_feedback.part_failures import PartFailures
 from tests.cluster.memory_backend import World
 from tests.controller.site import Site, serving
@@ -238,6 +240,19 @@ def test_a_bug_in_the_search_for_suspects_does_not_reach_the_feed(monkeypatch: p
     monkeypatch.setattr(watch._shared.speeds, "needing_every_sample", raises)
     assert watch.watched_nodes() == {}
     assert "shared" in watch.broken()
+
+
+def test_nodes_of_suspects_and_of_short_iterations_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    detector = StragglerDetector()
+    watch = DetectionThread((detector,), lambda _: None, feeds.SystemClock())
+    nodes = {"large": [f"n{number}" for number in range(COMPARED_NODES + 5)], "short": ["n20", "m0", "m0"]}
+    gangs = {name: SimpleNamespace(nodes=tuple(names)) for name, names in nodes.items()}
+    monkeypatch.setattr(watch, "_fleet", SimpleNamespace(gangs=gangs))
+    monkeypatch.setattr(detector, "suspected", lambda: iter([("large", frozenset({"n0"})), ("ended", frozenset("x"))]))
+    monkeypatch.setattr(watch._shared.speeds, "needing_every_sample", lambda: iter(["short", "ended"]))
+    found = watch.watched_nodes()
+    assert {node for node, every in found.items() if every == 2} == {"n17", "n18", "n19"}
+    assert {node for node, every in found.items() if every == 1} == {*nodes["large"][:17], "n20", "m0"}
 
 
 # --- the feed ---------------------------------------------------------------------------------------------------------

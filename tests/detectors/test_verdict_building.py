@@ -28,11 +28,19 @@ from scheduler_feedback.detectors.straggler.cusum import (
     mates_of,
     persistent,
 )
-from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, ActiveVerdict, GangState, dump, load
+from scheduler_feedback.detectors.straggler.gang_state import (
+    HISTORY_WINDOWS,
+    INTERVAL_WINDOWS,
+    ActiveVerdict,
+    GangState,
+    dump,
+    load,
+)
 from scheduler_feedback.detectors.straggler.straggler import ABSENT_NS, StragglerDetector, _slowdowns
 from scheduler_feedback.detectors.straggler.verdict_building import (
     CAUSE_WINDOWS,
     CLEAR_WINDOWS,
+    UNEASY_SCORE,
     UNSURE_CONFIDENCE,
     _last_slow,
     _onset,
@@ -41,6 +49,7 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
     is_settled,
     not_yet_sure,
     says_more,
+    under_suspicion,
 )
 from tests.detectors.alone import alone
 from tests.detectors.gang_windows import NS, START_NS, shape_of, table_of, windows_of
@@ -54,6 +63,24 @@ def state_of(shape: Shape = SHAPE, baseline: Baseline | None = None) -> GangStat
     found.forget_course()
     found.baseline = healthy() if baseline is None else baseline
     return found
+
+
+def test_a_rank_is_under_suspicion_until_new_samples_cannot_change_its_verdict() -> None:
+    state = state_of()
+    state.counted = 10
+    state.score[[1, 2, 3]] = UNEASY_SCORE
+    state.since[[1, 2, 3]] = 5
+    assert under_suspicion(state) == [1, 2, 3]
+    state.active[1] = ActiveVerdict("v-1", START_NS, ACTING_CONFIDENCE, others={2})
+    assert under_suspicion(state) == [1, 2, 3], "its cause is unknown"
+    state.active[1].reported_cause = True
+    assert under_suspicion(state) == [3]
+    state.active[1].reported_confidence = ACTING_CONFIDENCE - 0.01
+    assert under_suspicion(state) == [1, 2, 3]
+    state.counted = 5 + HISTORY_WINDOWS
+    assert under_suspicion(state) == [1, 2, 3]
+    state.counted += 1
+    assert under_suspicion(state) == []
 
 
 def judge_all(state: GangState, own: FloatArray, switches: Switches | None = None) -> list[Window]:

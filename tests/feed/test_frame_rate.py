@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from agent.schema.clock import SystemClock
-from agent.schema.frame import Frame, Layout
+from agent.schema.frame import Frame, Layout, Tier, make_layout
 from agent.schema.record_table import TABLE_TYPE
 from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
@@ -120,9 +122,13 @@ def test_samples_are_at_most_two_frames_apart() -> None:
 
 
 @contextmanager
-def agent(node: str, security: Security | None = None, pause_seconds: float = 0.005) -> Iterator[str]:
-    """Serve an agent that makes a frame each `pause_seconds`. Yield its URL."""
-    layout = structs.replace(small_layout(), node=node)
+def agent(
+    node: str, security: Security | None = None, pause_seconds: float = 0.005, slower: threading.Event | None = None
+) -> Iterator[str]:
+    """Serve an agent that makes a frame each `pause_seconds`. Yield its URL. slower: once it is set, the layout has an
+    interval of a minute."""
+    usual = structs.replace(small_layout(), node=node)
+    rare = make_layout(node, [Tier("host", 60.0)], usual.gauges, usual.counters)
     newest: list[tuple[Layout, Frame]] = []
     listeners: list[Callable[[Layout, Frame], None]] = []
     stopped = threading.Event()
@@ -135,6 +141,7 @@ def agent(node: str, security: Security | None = None, pause_seconds: float = 0.
         seq = 0
         while not stopped.is_set():
             seq += 1
+            layout = rare if slower is not None and slower.is_set() else usual
             frame = structs.replace(small_frame(layout, seq), node=node, record_seq=2 * seq)
             newest[:] = [(layout, frame)]
             for listener in list(listeners):
@@ -255,6 +262,42 @@ def test_a_node_is_asked_again_when_it_is_watched_or_no_longer_watched(
 
     asyncio.run(scene())
     assert seen == [2, 1, 4, 2]
+
+
+@pytest.mark.parametrize("feed_class", [Feed, partial(FeedWithReaders, processes=1)], ids=["thread", "process"])
+def test_an_agent_that_changes_its_interval_is_asked_again(tmp_path: Path, feed_class: Callable[..., Feed]) -> None:
+    slower, seen = threading.Event(), list[int]()
+
+    async def scene() -> None:
+        with agent("n0", pause_seconds=0.05, slower=slower) as url:
+            (tmp_path / "n0.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": "n0", "url": url}))
+            feed = feed_class(tmp_path, lambda *_: None, (), SystemClock())
+            running = asyncio.ensure_future(feed.run())
+            for wanted in (4, 1):
+                end = time.monotonic() + 30
+                while "n0" not in feed.streams or feed.streams["n0"].every != wanted:
+                    assert time.monotonic() < end, feed.streams
+                    await asyncio.sleep(0.02)
+                seen.append(wanted)
+                slower.set()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert seen == [4, 1]
+
+
+def test_an_agent_whose_stream_is_paused_is_asked_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, asked = Feed(tmp_path, lambda *_: None, (), SystemClock()), list[str]()
+    follower: Any = SimpleNamespace(stream=SimpleNamespace(node="n0", connected=True), deadline_ns=feed_module.NEVER_NS)
+    feed._followers["n0"] = follower
+    monkeypatch.setattr(feed, "_ask_agent", lambda one: asked.append(one.stream.node) or True)
+    feed._ask_for_rate(1)
+    assert asked == []
+    follower.deadline_ns = 1
+    feed._ask_for_rate(2)
+    feed._ask_for_rate(3)
+    assert asked == ["n0"]
 
 
 def test_a_reader_process_asks_for_samples(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def is_settled(active: ActiveVerdict, windows: int, own: bool) -> bool:
 
 
 def under_suspicion(watched: GangState) -> list[int]:
-    """Return the indices of the ranks for which new samples of counters can change what is said about them.
+    """Return the indices of the ranks whose verdict may still change with new samples of counters.
 
     That is so while a rank's CUSUM is above UNEASY_SCORE, until its verdict has a cause and enough confidence to act,
     or until the newest HISTORY_WINDOWS windows are all part of its episode.

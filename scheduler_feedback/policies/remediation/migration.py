@@ -27,7 +27,7 @@ from scheduler_feedback.policies.remediation.mitigation_options import (
     Option,
     cheaper_to_move,
     choose_option,
-    code_wherever_it_could_move,
+    code_regardless_of_slots,
 )
 from scheduler_feedback.policies.remediation.move_cost import accused_nodes, lost_seconds
 
@@ -74,8 +74,8 @@ def judge_running_gangs(context: CycleContext) -> None:
         opened = context.state.open_decisions.setdefault(verdict.verdict_id, OpenDecision())
         if plan is None or job is None or not _is_open(job, verdict, opened):
             continue
-        if opened.choice and code_wherever_it_could_move(context.state, job, verdict, context.now_ns) == opened.choice:
-            continue  # nothing new
+        if opened.choice and code_regardless_of_slots(context.state, job, verdict, context.now_ns) == opened.choice:
+            continue  # this reason is recorded already
         option = choose_option(context.state, job, verdict, plan, context.now_ns)
         if option.code == "separate":
             job, option = cheaper_to_move(context.state, job, verdict, option, plan, context.now_ns)

@@ -118,11 +118,10 @@ def choose_option(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: 
     return replace(best, reason=weighed(verdict, best.test), others=others)
 
 
-def code_wherever_it_could_move(state: State, job: Job, verdict: Verdict, now_ns: int) -> str:
-    """Return the code of the option that ``choose_option`` returns wherever there are free slots; '' if it depends on
-    them.
+def code_regardless_of_slots(state: State, job: Job, verdict: Verdict, now_ns: int) -> str:
+    """Return the code of the option that ``choose_option`` would return, if no free slot could change it; else ''.
 
-    To look for slots takes most of the time of ``choose_option``, and most gangs with a verdict stay where they are.
+    The search for slots takes most of the time of ``choose_option``, and most gangs with a verdict stay where they are.
     """
     confirmed = state.judged.get(verdict.verdict_id) is True
     if verdict.kind in RESTARTING:
