@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.policies import TRACES
 from benchmarks.survey import energy, mig, traffic
 from benchmarks.survey.energy import points
 from benchmarks.survey.zeus_derive import derived
 from scheduler_feedback.sim.studies.energy_study import run
+from tests import needs
 
 
 def test_the_measured_points_are_of_six_trainings_at_seven_limits() -> None:
@@ -33,6 +35,7 @@ def test_energy_falls_with_its_price_and_the_budget_holds(monkeypatch: pytest.Mo
 
 
 def test_the_network_share_of_the_models_is_that_of_muris_traces() -> None:
+    needs.data("jobs", TRACES["muri-1"][0])
     shares = {model: profile.share for (model, size), profile in traffic.profiles().items() if size == 32}
     assert len(shares) == 8
     assert shares["bert"] == pytest.approx(133 / 260) and shares["dqn"] < 0.01
@@ -40,6 +43,7 @@ def test_the_network_share_of_the_models_is_that_of_muris_traces() -> None:
 
 
 def test_tasks_of_openb_get_the_smallest_profile() -> None:
+    needs.data("jobs", "openb-pods.csv")
     names = {profile.partition(".")[0] for profile, _ in mig.kinds()}
     assert names == {"1g", "2g", "3g", "4g", "7g"}, "7g: more than four sevenths, but no whole GPU"
     assert len(mig.kinds()) == 3077
