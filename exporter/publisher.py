@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agent.schema.frame import Frame, Layout
+from agent.schema.sample import Sample
 from exporter.plugins.plugins import Plugins
 from exporter.prometheus.exposition import Settings
-from exporter.prometheus.text_format import Sample
 from exporter.push.push import Pusher
 from exporter.push.target import PushTarget
 from exporter.server import Limit, Shifting, ThreadedServer, agent_app

@@ -26,10 +26,10 @@ from agent.schema.errors import FrameError
 from agent.schema.frame import MOST_SAMPLES, EventRecord, Frame, Layout, Record, Selection
 from agent.schema.peer_quota import NoPlaceError, Places
 from agent.schema.record_table import reads_samples, wants_table
+from agent.schema.sample import Sample
 from agent.schema.wire import encode_frame, encode_layout, with_length
 from exporter.frame_formats import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
 from exporter.prometheus.exposition import EVERYTHING, Exposition, Settings
-from exporter.prometheus.text_format import Sample
 from exporter.security.loopback import LoopbackOnly
 from exporter.serving.agent_http import HttpServer
 from exporter.serving.http_messages import Answer, Request, accepts_gzip, text_answer, weighted

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import Sample
 
 PARTS = (
     *("feed", "fleet", "pace", "speeds", "memory", "shared"),

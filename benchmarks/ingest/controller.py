@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Frame
+from agent.schema.sample import expanded
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
@@ -110,7 +111,7 @@ async def measure(folder: Path, ca_file: Path, expected: int, warm_seconds: floa
     observer.measuring = False
     mib, peak_mib = resident_mib("VmRSS"), resident_mib("VmHWM")
     received = sum(s.frames - frames.get(s.node, 0) for s in feed.streams.values() if s.node not in ignored)
-    samples = {(name, labels): value for name, labels, value in watch.measures()}
+    samples = {(name, labels): value for name, labels, value in expanded(watch.measures())}
     lost = sum(not stream.connected for stream in feed.streams.values() if stream.node not in ignored)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Generic
 
 from agent.schema.catalog import BY_NAME
+from agent.schema.sample import Sample
 from exporter.otlp.conventions import attribute_names, unit_of
 from exporter.otlp.metric_form import Attributes, Made, MetricForm, MetricHead, Point, Request
-from exporter.prometheus.text_format import Sample
 
 
 @dataclass(frozen=True, slots=True)

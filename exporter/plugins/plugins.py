@@ -16,12 +16,12 @@ from importlib.metadata import EntryPoint
 
 from prometheus_client.metrics_core import Metric
 
+from agent.schema.sample import Sample
 from exporter.plugins.collector_thread import COLLECT_SECONDS, CollectorThread, NotInTimeError
 from exporter.plugins.entry_points import Plugin, PluginError, found_plugins
 from exporter.plugins.metric_check import InvalidMetricError, checked, claims, claims_of, in_words, key_of
 from exporter.plugins.textfiles import Textfile, TextfileFolder
 from exporter.prometheus.library_format import ProcessMetrics, family_text, sample_families
-from exporter.prometheus.text_format import Sample
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from agent.schema.catalog import Metric
+from agent.schema.sample import Labels
 from exporter.prometheus.dcgm_fields import CLOCK_EVENTS, MASKS, names_of
 from exporter.prometheus.derived_values import WINDOW_NS, Masks, Memory, Newest, Rises, Sums, Times
-from exporter.prometheus.series import Family, Labels, Render, Row, Series, View, render_of
+from exporter.prometheus.series import Family, Render, Row, Series, View, render_of
 
 
 class Wanted(Protocol):

@@ -15,6 +15,7 @@ import numpy as np
 
 from agent.schema.catalog import RENAMED, Renamed
 from agent.schema.frame import Frame, Layout, check_fits
+from agent.schema.sample import Sample
 from exporter.prometheus.compatibility import COMPATIBILITY
 from exporter.prometheus.derived_values import Memory
 from exporter.prometheus.line_cache import Lines
@@ -23,7 +24,6 @@ from exporter.prometheus.series import Family, View, clean_families
 from exporter.prometheus.text_format import (
     OPEN_METRICS_TYPE,
     TEXT_TYPE,
-    Sample,
     open_metrics_header,
     sample_lines,
     sample_text,

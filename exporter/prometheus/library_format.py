@@ -16,7 +16,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 
 from agent.schema.catalog import BY_NAME
-from exporter.prometheus.text_format import OPEN_METRICS_TYPE, TEXT_TYPE, Sample
+from agent.schema.sample import Sample
+from exporter.prometheus.text_format import OPEN_METRICS_TYPE, TEXT_TYPE
 
 PROCESS_SECONDS = 10.0
 """The metrics of the process are read again only if the last values are older than this number of seconds. Most scrape

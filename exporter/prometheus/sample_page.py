@@ -9,40 +9,81 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from prometheus_client.utils import floatToGoString
 
 from agent.schema.catalog import BY_NAME
+from agent.schema.sample import AnySample, Labels, SampleColumn, expanded, name_of
 from exporter.prometheus.library_format import empty_family, family_text
-from exporter.prometheus.series import Labels
-from exporter.prometheus.text_format import Sample
 
 _SHORT = 1e6
 """From this value on, Go writes a float with an exponent and Python does not."""
 
+_PLACE = "\0"
+"""Stands in a line for the text that differs."""
 
-def sample_texts(samples: Iterable[Sample], open_metrics: bool) -> dict[str, str]:
+
+def sample_texts(samples: Iterable[AnySample], open_metrics: bool) -> dict[str, str]:
     """Return the text of each family, by its name in OpenMetrics, in the order in which their first samples come.
 
     Samples with NaN are left out. Raises ValueError for a name or labels that are not in the catalogue, and for a
     duplicate series.
     """
-    families: dict[str, list[tuple[Labels, float]]] = {}
-    for name, labels, value in samples:
-        if value == value:  # only NaN differs from itself
-            try:
-                families[name].append((labels, value))
-            except KeyError:
-                families[name] = [(labels, value)]
+    families: dict[str, list[AnySample]] = {}
+    for sample in samples:
+        values = sample.values if isinstance(sample, SampleColumn) else sample[2:]
+        if all(value != value for value in values):  # only NaN differs from itself
+            continue
+        families.setdefault(name_of(sample), []).append(sample)
     return {
-        empty_family(name).name: _header(name, open_metrics) + _rows(name, family) for name, family in families.items()
+        empty_family(name).name: _header(name, open_metrics) + (_columns(name, family) or _rows(name, family))
+        for name, family in families.items()
     }
 
 
-def _rows(name: str, family: list[tuple[Labels, float]]) -> str:
+def _columns(name: str, family: Sequence[AnySample]) -> str:
+    """Return the lines of a metric's samples if all are in columns that are easy to write; otherwise ''."""
+    texts, taken, keys = [], set[Labels](), set[str]()
+    for column in family:
+        if not isinstance(column, SampleColumn):
+            return ""
+        labels = tuple(sorted(column.labels))
+        keys.add(column.key)
+        if labels in taken or len(keys) > 1:
+            return ""
+        taken.add(labels)
+        text = _column(name, column)
+        if not text:
+            return ""
+        texts.append(text)
+    return "".join(texts)
+
+
+def _column(name: str, column: SampleColumn) -> str:
+    """Return the lines of a column; '' if it needs escapes, or has NaN, labels that are not sorted or equal texts."""
+    values = [float(value) for value in column.values]
+    largest = max(values)
+    keys = tuple(sorted([*dict(column.labels), column.key]))
+    form = _form(name, keys)
+    if not form or any(value != value for value in values) or len(set(column.texts)) < len(values):
+        return ""
+    known = {**dict(column.labels), column.key: _PLACE}
+    before, *more = (form % tuple([known[key] for key in keys])).split(_PLACE)
+    if len(more) != 1 or len(known) != len(column.labels) + 1:
+        return ""
+    after = more[0]
+    write = repr if -math.inf < min(values) and largest < _SHORT else _number
+    lines = [f"{before}{text}{after}{write(value)}\n" for text, value in zip(column.texts, values, strict=True)]
+    text = "".join(lines)
+    plain = "\\" not in text and text.count("\n") == len(lines) and text.count('"') == 2 * len(keys) * len(lines)
+    return text if plain else ""
+
+
+def _rows(name: str, samples: Iterable[AnySample]) -> str:
     """Return the lines of a metric's samples."""
+    family = [(labels, value) for _, labels, value in expanded(samples) if value == value]
     lines = _lines(name, [labels for labels, _ in family])
     if len(set(lines)) < len(lines):
         twice, _ = Counter(lines).most_common(1)[0]

@@ -18,9 +18,9 @@ from agent.schema.catalog import BY_NAME, Metric
 from agent.schema.errors import FrameError
 from agent.schema.frame import Column, Layout
 from agent.schema.pod_label_names import metric_label
+from agent.schema.sample import Labels
 from exporter.prometheus.derived_values import Derived
 
-Labels = tuple[tuple[str, str], ...]
 Render = Callable[[float], str] | Callable[[int], str]
 """Function that returns a gauge's float or a counter's integer as text. It is never called for absent values."""
 

@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from agent.schema.catalog import BY_NAME, Metric
+from agent.schema.sample import Sample
 from exporter.prometheus.series import Family, gauge_text, prefix
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-Sample = tuple[str, tuple[tuple[str, str], ...], float]
-"""Name, labels, and value in the catalogue's unit."""
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from agent.schema.frame import Frame, Layout
+from agent.schema.sample import Sample
 from exporter.prometheus.profiles import left_out_by
-from exporter.prometheus.text_format import Sample
 from exporter.push.delivery import Delivery, Outcome
 from exporter.push.target import PushTarget
 

@@ -26,7 +26,7 @@ import bcrypt
 from agent.schema.certificate_file import validity
 from agent.schema.errors import ConfigError
 from agent.schema.identity import Certificate, read_certificate
-from exporter.prometheus.text_format import Sample
+from agent.schema.sample import Sample
 from exporter.security.frame_readers import PATHS as FRAME_PATHS
 from exporter.security.frame_readers import FrameReaders
 from exporter.security.loopback import LoopbackOnly

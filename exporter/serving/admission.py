@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 from agent.schema.peer_quota import NoPlaceError, Places
-from exporter.prometheus.text_format import Sample
+from agent.schema.sample import Sample
 from exporter.serving.limits import BODY_BYTES, Limits
 from exporter.serving.protocol import PEER, PLACE, Place, Worth
 from exporter.serving.token_buckets import Buckets

@@ -18,7 +18,7 @@ from typing import cast
 import uvicorn
 
 from agent.schema.errors import ConfigError
-from exporter.prometheus.text_format import Sample
+from agent.schema.sample import Sample
 from exporter.security.loopback import LoopbackOnly
 from exporter.security.security import Security
 from exporter.serving.admission import Admission, App, HoldsToken, Message, Receive, Scope, Send

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from agent.schema.peer_quota import NoPlaceError, Places
-from exporter.prometheus.text_format import Sample
+from agent.schema.sample import Sample
 from exporter.serving import limits as bounds
 from exporter.serving.descriptors import exhausted, most_connections
 from exporter.serving.limits import Limits

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.schema.errors import GangwatchError
+from agent.schema.sample import Sample
 from gangwatch.commands import kubernetes_restart
 from gangwatch.commands.kubernetes_standby import standing_by
 from gangwatch.configuration.config_file import Config
@@ -21,7 +22,6 @@ from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
 from scheduler_feedback.backends.kubernetes.api_server.rights import essential_rights
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
-from scheduler_feedback.core.telemetry.fleet import Sample
 
 if TYPE_CHECKING:
     from gangwatch.certificates.signer import Signer

@@ -12,9 +12,9 @@ import threading
 from typing import NoReturn
 
 from agent.schema.errors import GangwatchError
+from agent.schema.sample import Sample
 from gangwatch.daemons.controller_daemon import StopRequest
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.core.telemetry.fleet import Sample
 
 LOST_LEASES = "gangwatch_lost_leases_total"
 """Metric: number of times that this process lost the Lease."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.schema.sample import Sample
 from gangwatch.configuration.config_file import Config
 from scheduler_feedback.backends.kubernetes.cluster_backend import LEADS
-from scheduler_feedback.core.telemetry.fleet import Sample
 
 _STOP_SECONDS = 5.0
 

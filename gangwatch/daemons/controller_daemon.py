@@ -24,13 +24,13 @@ from gangwatch.supervisor.daemon_ends import read_ends
 from gangwatch.supervisor.service_manager import heartbeats, notify
 
 if TYPE_CHECKING:
+    from agent.schema.sample import AnySample
     from exporter.serving.asgi import App, Receive, Scope, Send
     from exporter.serving.limits import Limits
     from gangwatch.daemons.otlp_push import OtlpPush
     from scheduler_feedback.controller.controller import Controller
     from scheduler_feedback.controller.controller_settings import ControllerSettings
     from scheduler_feedback.core.state import Policy
-    from scheduler_feedback.core.telemetry.fleet import Sample
     from scheduler_feedback.feed.credentials import Credentials
 
 _RECENT_NS = 60_000_000_000
@@ -204,7 +204,7 @@ class ControllerServer:
     def run(
         self,
         controller: Controller,
-        sources: Iterable[Callable[[], Iterable[Sample]]] = (),
+        sources: Iterable[Callable[[], Iterable[AnySample]]] = (),
         started: Callable[[], object] = lambda: None,
     ) -> None:
         """Start the controller, and serve its API until it is stopped.
@@ -237,7 +237,7 @@ class ControllerServer:
         if controller.failure is not None:
             raise controller.failure
 
-    def _app_of(self, controller: Controller, more: Iterable[Callable[[], Iterable[Sample]]]) -> App:
+    def _app_of(self, controller: Controller, more: Iterable[Callable[[], Iterable[AnySample]]]) -> App:
         from starlette.applications import Starlette
         from starlette.requests import Request
         from starlette.responses import Response

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from agent.schema.sample import AnySample, name_of
 from exporter.plugins.plugins import Plugins
 from exporter.prometheus.library_format import page
 from exporter.prometheus.line_cache import gzipped
 from exporter.prometheus.sample_page import sample_texts
 from exporter.server import wants_open_metrics
 from exporter.serving.http_messages import accepts_gzip
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.part_failures import PartFailures
 
-Sources = Sequence[Callable[[], Iterable[Sample]]]
+Sources = Sequence[Callable[[], Iterable[AnySample]]]
 
 
 class ControllerMetrics:
@@ -45,7 +45,7 @@ class ControllerMetrics:
 def controller_texts(failures: PartFailures, sources: Sources, open_metrics: bool) -> dict[str, str]:
     """Return the samples of all sources as text, by family. A source that fails because of a bug is left out and
     reported."""
-    samples: list[Sample] = []
+    samples: list[AnySample] = []
     for source in sources:
         try:
             samples += list(source())
@@ -55,16 +55,16 @@ def controller_texts(failures: PartFailures, sources: Sources, open_metrics: boo
         return sample_texts(samples, open_metrics)
     except Exception as error:
         failures.report("metrics", error)
-    by_name: dict[str, list[Sample]] = {}
+    by_name: dict[str, list[AnySample]] = {}
     for sample in samples:
-        by_name.setdefault(str(sample[0]), []).append(sample)
+        by_name.setdefault(name_of(sample), []).append(sample)
     found: dict[str, str] = {}
     for one in by_name.values():
         found |= _texts(one, open_metrics)
     return found
 
 
-def _texts(samples: list[Sample], open_metrics: bool) -> dict[str, str]:
+def _texts(samples: list[AnySample], open_metrics: bool) -> dict[str, str]:
     try:
         return sample_texts(samples, open_metrics)
     except Exception:  # already reported above

@@ -15,11 +15,11 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from agent.schema.errors import GangwatchError
+from agent.schema.sample import AnySample, Sample, expanded
 from agent.schema.span import Span
 from exporter.otlp.otlp_metrics import OtlpSamples
 from exporter.otlp.otlp_spans import OtlpSpans
 from exporter.otlp.sample_metrics import Scrape, scrape
-from exporter.prometheus.text_format import Sample
 from exporter.push.push import Outbox
 from exporter.push.target import PushTarget
 from scheduler_feedback.api.job_spans import MOST_LINKS, About, Traces
@@ -58,7 +58,7 @@ class PushedController(Protocol):
     @property
     def store(self) -> Reader: ...
 
-    def measures(self) -> Iterable[Sample]: ...
+    def measures(self) -> Iterable[AnySample]: ...
 
 
 class OtlpPush:
@@ -131,7 +131,7 @@ class OtlpPush:
                 self._fold(traces)
                 if self._metrics is not None and time.monotonic() >= due_s:
                     due_s = max(due_s + self._interval_seconds, time.monotonic())
-                    self._metrics.put(scrape(time.time_ns(), [*controller.measures(), *self.measures()]))
+                    self._metrics.put(scrape(time.time_ns(), [*expanded(controller.measures()), *self.measures()]))
             except Exception:
                 # A bug in the push must not stop the controller; the next round may work.
                 _log.exception("push otlp: a round failed and was skipped; this is a bug, please report it")

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from agent.schema.peer_quota import NoPlaceError, Places
+from agent.schema.sample import Sample
 from scheduler_feedback.api import documents as documents
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.journal.store import NumberedEntry
 
 MOST_STREAMS = 256

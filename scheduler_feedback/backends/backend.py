@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from agent.schema.frame import AnyLayout, Frame
+from agent.schema.sample import Sample
 from scheduler_feedback.core.actions import Action
 from scheduler_feedback.core.events import Event, NodeSeen
 from scheduler_feedback.core.state import START_SECONDS, Policy, State
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 from scheduler_feedback.part_failures import PartFailures
 

@@ -28,6 +28,7 @@ from starlette.routing import Route
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ConfigError, GangwatchError, StoreError
 from agent.schema.frame import AnyLayout, Frame
+from agent.schema.sample import AnySample
 from scheduler_feedback.api.access.audit import Audit
 from scheduler_feedback.api.access.authentication import Authentication
 from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens
@@ -52,7 +53,6 @@ from scheduler_feedback.controller.restarting_feed import RestartingFeed
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.state_metrics import measure
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.placements import Placements
 from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.steps.pace import MOST_ROWS, Pace, Speed
@@ -294,9 +294,9 @@ class Controller:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def measures(self) -> list[Sample]:
+    def measures(self) -> list[AnySample]:
         """Return the metrics of all parts, from any thread. A part whose metrics raise an exception is left out."""
-        found: list[Sample] = []
+        found: list[AnySample] = []
         inner = (self.cycle, self._detection, self._feed.feed, self.backend)
         parts = (*inner, self.snapshot_reader, self.subscribers, self.access, self.audit)
         for part in parts:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agent.schema.sample import Sample
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import State
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.journal.store import NumberedEntry
 
 

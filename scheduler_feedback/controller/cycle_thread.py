@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from agent.schema.clock import Clock
 from agent.schema.errors import StoreError
+from agent.schema.sample import Sample
 from scheduler_feedback.api.reading.state_snapshots import Snapshots
 from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.controller.backend_calls import BackendCalls
@@ -37,7 +38,6 @@ from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, PolicySet, Tick
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.cycle import run
 from scheduler_feedback.journal.recovery import Recovered, recover
 from scheduler_feedback.journal.store import Store

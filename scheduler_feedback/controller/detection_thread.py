@@ -32,10 +32,11 @@ from math import inf
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Frame
+from agent.schema.sample import AnySample
 from scheduler_feedback.controller.frame_age import FrameAge
 from scheduler_feedback.core.events import Event, FirstStep, MemoryMeasured, SpeedMeasured
 from scheduler_feedback.core.fabric import Fabric
-from scheduler_feedback.core.telemetry.fleet import Fleet, Sample
+from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.placements import REFUSED, Placements, Refusal
 from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.steps.memory_reports import MemoryReports
@@ -142,7 +143,7 @@ class DetectionThread:
         self._restarts: deque[int] = deque(maxlen=MOST_RESTARTS)
         self._offered = self._taken = self._refused = self._passed_over = 0
         self._frame_age = FrameAge()
-        self._measures: list[Sample] = []
+        self._measures: list[AnySample] = []
         self._speeds: dict[str, Speed] | None = None
         self._patience_seconds = 0.0
         self._due_ns = 0
@@ -183,12 +184,12 @@ class DetectionThread:
         """Return a sentence for users if detection uses old frames; otherwise ''."""
         return self._frame_age.late()
 
-    def measures(self) -> list[Sample]:
+    def measures(self) -> list[AnySample]:
         """Return the metrics of the fleet and of detection, as of the last tick.
 
         Waits for a running tick, up to MEASURES_WAIT_SECONDS; then the samples of the last call are returned again.
         """
-        found: list[Sample] = []
+        found: list[AnySample] = []
         for name, made in self._measures_by_part().items():
             if not self._measure(name, made, found):
                 break
@@ -204,14 +205,14 @@ class DetectionThread:
             *(() if (age := self._frame_age.seconds) is None else [("gangwatch_watch_frame_age_seconds", (), age)]),
         ]
 
-    def _measures_by_part(self) -> dict[str, Callable[[], Iterable[Sample]]]:
+    def _measures_by_part(self) -> dict[str, Callable[[], Iterable[AnySample]]]:
         """Return the functions that return metrics, of the fleet and of the detectors in service, by name.
 
         They are not called in each tick: with 100,000 ranks, that takes longer than some detectors.
         """
         if self._failures.is_out("fleet"):
             return {}
-        parts: dict[str, Callable[[], Iterable[Sample]]] = {}
+        parts: dict[str, Callable[[], Iterable[AnySample]]] = {}
         if not self._failures.is_out(SHARED):
             parts = {name: detector.measures for name, detector in self._detectors.items()}
             parts[SHARED] = self._shared.measures
@@ -219,12 +220,12 @@ class DetectionThread:
             "metrics": self._fleet.measures
         }
 
-    def _measure(self, part: str, made: Callable[[], Iterable[Sample]], found: list[Sample]) -> bool:
+    def _measure(self, part: str, made: Callable[[], Iterable[AnySample]], found: list[AnySample]) -> bool:
         """Add the part's samples to `found`. Return False if a tick takes too long.
 
         The lock is released after each MEASURED_AT_ONCE samples: a tick would wait for the whole list otherwise.
         """
-        samples: Iterator[Sample] | None = None
+        samples: Iterator[AnySample] | None = None
         while True:
             if not self._lock_between_ticks(MEASURES_WAIT_SECONDS):
                 return False

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent.schema.clock import Clock
+from agent.schema.sample import Sample
 from scheduler_feedback.core.state import State
-from scheduler_feedback.core.telemetry.fleet import Sample
 
 PAUSE = 100
 """Pause between two computations of the metrics, as a multiple of the CPU time that one computation takes."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from agent.schema.sample import Sample
 from scheduler_feedback.core.cluster import NodeState, tier_of
 from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Verdict
-
-Sample = tuple[str, tuple[tuple[str, str], ...], float]
 
 # Counters in State.counts: first word of the key -> metric and the labels of the other words.
 _COUNTED = {

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import AnySample
 from scheduler_feedback.core.telemetry.telemetry import PART_REPLACED, Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors.ablation_switches import Switches
@@ -36,7 +36,7 @@ class Detector(Protocol):
         verdict."""
         ...
 
-    def measures(self) -> Iterable[Sample]:
+    def measures(self) -> Iterable[AnySample]:
         """Return the metric samples of the newest tick. If they are made one by one, ticks may run between them."""
         ...
 
@@ -109,7 +109,7 @@ class SharedState:
         attempts = {job.shape.job: job.shape.attempt for job in context.telemetry.jobs}
         return self.arbiter.resolve(results, attempts, context.telemetry.now_ns)
 
-    def measures(self) -> Iterator[Sample]:
+    def measures(self) -> Iterator[AnySample]:
         """Yield metric samples: inferred iteration times of jobs without step reports."""
         for name, seconds in self.speeds.periods().items():
             yield "gangwatch_gang_inferred_step_seconds", (("gang", name),), seconds
@@ -152,7 +152,7 @@ class Detection:
         context = self.shared.begin(telemetry)
         return self.shared.conclude(context, {one.name: one.tick(context) for one in self.detectors})
 
-    def measures(self) -> Iterator[Sample]:
+    def measures(self) -> Iterator[AnySample]:
         """Yield the metric samples of the newest tick."""
         yield from self.shared.measures()
         for detector in self.detectors:

@@ -18,13 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 from agent.schema.clock import Clock
 from agent.schema.errors import ConfigError, FrameError, VersionError
 from agent.schema.frame import AnyLayout, Frame
 from agent.schema.identity import Certificate
+from agent.schema.sample import AnySample, SampleColumn
 from scheduler_feedback.feed.agent_records import AgentRecord, Agents
 from scheduler_feedback.feed.credentials import Credentials, CurrentCredentials
 from scheduler_feedback.feed.frame_rate import FrameRate, every_of, samples_of
@@ -42,9 +43,6 @@ from scheduler_feedback.feed.stream_connection import (
 )
 from scheduler_feedback.feed.stream_decoder import StreamDecoder
 from scheduler_feedback.feed.stream_state import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
-
-if TYPE_CHECKING:
-    from scheduler_feedback.core.telemetry.fleet import Sample
 
 DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
@@ -104,6 +102,11 @@ Deliver = Callable[[AnyLayout, Frame, int], None]
 block."""
 
 _log = logging.getLogger(__name__)
+
+
+def _column(name: str, streams: Sequence[Stream], values: Sequence[float]) -> SampleColumn:
+    """Return samples with one value for each stream's node."""
+    return SampleColumn(name, (), "node", [stream.node for stream in streams], values)
 
 
 def silence_ns(stream: Stream) -> int:
@@ -196,23 +199,27 @@ class Feed:
             os.close(self._wake)
             gc.set_threshold(*often)
 
-    def measures(self) -> Iterator[Sample]:
+    def measures(self) -> Iterator[AnySample]:
         """Yield the feed's metrics. May be called from any thread."""
         now_ns = self._clock.monotonic_ns()
         yield "gangwatch_feed_every", (), float(self._rate.every)
         if (ends := self._credentials.ends) is not None:
             yield "gangwatch_certificate_expiry_seconds", (("use", "feed"),), ends
-        for stream in list(self.streams.values()):
-            labels = (("node", stream.node),)
-            yield "gangwatch_feed_connected", labels, float(stream.connected)
-            yield "gangwatch_feed_frames_total", labels, float(stream.frames)
-            yield "gangwatch_feed_malformed_total", labels, float(stream.malformed)
-            yield "gangwatch_feed_pauses_total", labels, float(stream.pauses)
-            yield "gangwatch_feed_identity_refused_total", labels, float(stream.identity_refused)
-            if stream.certificate_ends is not None:
-                yield "gangwatch_feed_certificate_expiry_seconds", labels, stream.certificate_ends
-            if stream.received_ns is not None:
-                yield "gangwatch_feed_frame_age_seconds", labels, (now_ns - stream.received_ns) / 1e9
+        streams = list(self.streams.values())
+        yield _column("gangwatch_feed_connected", streams, [float(stream.connected) for stream in streams])
+        yield _column("gangwatch_feed_frames_total", streams, [float(stream.frames) for stream in streams])
+        yield _column("gangwatch_feed_malformed_total", streams, [float(stream.malformed) for stream in streams])
+        yield _column("gangwatch_feed_pauses_total", streams, [float(stream.pauses) for stream in streams])
+        yield _column(
+            "gangwatch_feed_identity_refused_total", streams, [float(stream.identity_refused) for stream in streams]
+        )
+        dated = [(stream, ends) for stream in streams if (ends := stream.certificate_ends) is not None]
+        yield _column(
+            "gangwatch_feed_certificate_expiry_seconds", [stream for stream, _ in dated], [ends for _, ends in dated]
+        )
+        aged = [(stream, at_ns) for stream in streams if (at_ns := stream.received_ns) is not None]
+        ages = [(now_ns - at_ns) / 1e9 for _, at_ns in aged]
+        yield _column("gangwatch_feed_frame_age_seconds", [stream for stream, _ in aged], ages)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from agent.schema.errors import ConfigError, FrameError, VersionError
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import AnySample
 from scheduler_feedback.feed.credentials import Credentials
 from scheduler_feedback.feed.feed import CREDENTIALS_SECONDS, DISCOVERY_SECONDS, FRAMES_AT_ONCE, Feed
 from scheduler_feedback.feed.leased_orders import NEVER_SENT
@@ -117,7 +117,7 @@ class FeedWithReaders(Feed):
         self._pauses: dict[int, float] = {}
         self._ended = self._failed_starts = 0
 
-    def measures(self) -> Iterator[Sample]:
+    def measures(self) -> Iterator[AnySample]:
         """Yield the feed's metrics. May be called from any thread."""
         yield from super().measures()
         yield "gangwatch_feed_processes", (), float(len(self._readers))

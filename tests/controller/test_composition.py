@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.schema.errors import BackendError, ConfigError
+from agent.schema.sample import Sample, expanded
 from gangwatch.configuration.config_file import Config, changes, load, selected_backend
 from scheduler_feedback.backends.backend import Backend, RunningCycle
 from scheduler_feedback.backends.registry import BACKENDS, BackendSection, BackendType, make_backend, sections
@@ -23,7 +24,6 @@ from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import AttemptEnded, Event, NodeSeen, RankExit, Submitted
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.part_failures import PartFailures
 
 
@@ -132,7 +132,7 @@ def test_a_registered_backend_runs_jobs_and_is_selected_by_its_section(tmp_path:
         before = controller.cycle.cycles()
         until(lambda: controller.cycle.cycles() >= before + 5)
         assert controller.cycle.ask(lambda state: state.nodes["log-0"].slots).result(20) == 3
-        samples = {name: value for name, _, value in controller.measures()}
+        samples = {name: value for name, _, value in expanded(controller.measures())}
         assert samples["gangwatch_leads"] == 1.0
         assert controller.submit_with == "", "the controller accepts jobs"
         assert controller.ready() == (True, "")

@@ -19,6 +19,7 @@ from agent.schema.catalog import BY_NAME, FEEDBACK
 from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError, ConfigError, StateFolderBusyError, StoreError
 from agent.schema.frame import Frame, Layout, Member, StepRecord, make_layout
+from agent.schema.sample import Sample, expanded
 from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.controller.controller_settings import ControllerSettings
@@ -27,7 +28,6 @@ from scheduler_feedback.core.codec import decode_action, encode_action, encode_s
 from scheduler_feedback.core.events import CancelRequested, Event, FreezeSet, NodeSeen, PolicySet, Submitted
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.detectors.context import DetectionContext
@@ -87,7 +87,7 @@ def is_in(controller: Controller, job_id: str, state: JobState) -> Callable[[], 
 
 
 def sample(controller: Controller, name: str, **labels: str) -> float | None:
-    found = {(n, frozenset(pairs)): value for n, pairs, value in controller.measures()}
+    found = {(n, frozenset(pairs)): value for n, pairs, value in expanded(controller.measures())}
     return found.get((name, frozenset(labels.items())))
 
 
@@ -703,7 +703,7 @@ def test_the_oldest_frames_are_dropped_if_folding_is_too_slow(tmp_path: Path, wo
     for seq in range(1, 31):
         watch.offer(layout, frame(layout, seq), 0)
     watch.run_tick()
-    samples = {name: value for name, _, value in watch.measures()}
+    samples = {name: value for name, _, value in expanded(watch.measures())}
     assert samples["gangwatch_watch_frames_dropped_total"] == 20
     assert watch._fleet.nodes["n0"].seq == 30
 
@@ -719,7 +719,7 @@ def test_every_metric_is_in_the_catalogue(tmp_path: Path, world: World) -> None:
         controller._feed.feed.streams["n0"] = Stream("n0", received_ns=1)
         until(lambda: sample(controller, "gangwatch_gang_wait_seconds_ahead", gang=second) is not None)
         until(lambda: sample(controller, "gangwatch_gang_step_seconds", gang=first) is not None)
-        samples = list(controller.measures())
+        samples = list(expanded(controller.measures()))
     for name, labels, _ in samples:
         names = [label for label, _ in labels]
         assert set(names) - {"node"} == set(BY_NAME[name].labels) - {"node"}, name

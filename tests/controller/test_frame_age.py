@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.schema.clock import ManualClock
+from agent.schema.sample import expanded
 from scheduler_feedback.controller import detection_thread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.frame_age import LATE_SECONDS, FrameAge
@@ -17,7 +18,9 @@ from tests.core.test_consumption import SECOND, WALL, Machine
 
 
 def metric(watch: DetectionThread) -> float | None:
-    return next((value for name, _, value in watch.measures() if name == "gangwatch_watch_frame_age_seconds"), None)
+    return next(
+        (value for name, _, value in expanded(watch.measures()) if name == "gangwatch_watch_frame_age_seconds"), None
+    )
 
 
 def test_age_counts_from_the_creation_of_the_newest_frame_of_each_node() -> None:

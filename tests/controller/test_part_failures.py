@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.schema.sample import expanded
 from agent.schema.wire import Decoder
 from gangwatch.daemons.controller_metrics import controller_texts
 from scheduler_feedback.api import documents
@@ -71,7 +72,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def failures_of(site: Site, part: str) -> float:
     counted = {
-        labels: value for name, labels, value in site.controller.measures() if name.endswith("part_failures_total")
+        labels: value
+        for name, labels, value in expanded(site.controller.measures())
+        if name.endswith("part_failures_total")
     }
     return counted[(("part", part),)]
 
@@ -224,7 +227,7 @@ def test_a_detector_that_raises_is_disabled_and_the_others_continue(
         watch.run_tick()
     assert ticks == {name: 1 if name == broken else 3 for name in ticks}
     assert watch.broken().startswith(f"{broken} failed: KeyError")
-    assert ("gangwatch_detector_failures_total", (("detector", broken),), 1.0) in watch.measures()
+    assert ("gangwatch_detector_failures_total", (("detector", broken),), 1.0) in expanded(watch.measures())
     assert sum(record.exc_info is not None for record in caplog.records) == 1
     assert set(watch.snapshots()) == {SHARED, *ticks} - {broken}
 
@@ -372,7 +375,7 @@ def test_a_node_whose_frames_break_folding_is_set_aside_and_retried(
         assert used(watch, "job-0") == 22_000
         assert recorder.seen[-1] == {"job-0"}
         assert watch.broken() == "", "one node's telemetry does not break a part"
-        samples = {(one, labels): value for one, labels, value in watch.measures()}
+        samples = {(one, labels): value for one, labels, value in expanded(watch.measures())}
         assert samples["gangwatch_telemetry_set_aside", (("kind", "node"),)] == 1
         assert samples["gangwatch_part_failures_total", (("part", "fleet"),)] == 1
         assert samples["gangwatch_watch_frames_set_aside_total", ()] >= 15
@@ -391,7 +394,7 @@ def test_a_node_that_breaks_folding_again_is_set_aside_for_longer(monkeypatch: p
     monkeypatch.setattr(Attempts, "take", raises)
     for _ in range(3600):
         second(watch, clock, bad)
-    samples = {(one, labels): value for one, labels, value in watch.measures()}
+    samples = {(one, labels): value for one, labels, value in expanded(watch.measures())}
     assert samples["gangwatch_part_failures_total", (("part", "fleet"),)] == 9  # after 0, 1, 3, 7, 15, 25, ... minutes
 
 
@@ -408,7 +411,9 @@ def test_a_gang_that_breaks_its_telemetry_is_ignored_until_its_next_attempt(monk
     for _ in range(5):
         second(watch, clock, *machines)
     assert recorder.seen[-1] == {"job-0"}
-    assert {labels: value for one, labels, value in watch.measures() if one == "gangwatch_telemetry_set_aside"} == {
+    assert {
+        labels: value for one, labels, value in expanded(watch.measures()) if one == "gangwatch_telemetry_set_aside"
+    } == {
         (("kind", "node"),): 0.0,
         (("kind", "gang"),): 1.0,
     }
@@ -442,7 +447,7 @@ def test_folding_restarts_after_a_bug_and_is_disabled_if_it_repeats(monkeypatch:
         second(watch, clock, machine)
     assert watch.broken().startswith("fleet failed: KeyError")
     assert len(recorder.seen) == 6, "missing data is not judged"
-    failures = [value for one, labels, value in watch.measures() if labels == (("part", "fleet"),)]
+    failures = [value for one, labels, value in expanded(watch.measures()) if labels == (("part", "fleet"),)]
     assert failures == [MOST_RESTARTS + 1, 1.0]
     monkeypatch.setattr(Look, "_counters", counters)
     second(watch, clock, machine)

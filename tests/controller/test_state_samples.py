@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agent.schema.clock import ManualClock
+from agent.schema.sample import Sample
 from scheduler_feedback.controller.state_samples import LONGEST_PAUSE_SECONDS, PAUSE, StateSamples
 from scheduler_feedback.core.state import State
-from scheduler_feedback.core.telemetry.fleet import Sample
 
 
 class Computation:

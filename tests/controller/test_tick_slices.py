@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from agent.schema.clock import ManualClock
+from agent.schema.sample import Sample, expanded
 from scheduler_feedback.controller import detection_thread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.verdict import Abstention
 from scheduler_feedback.detectors.context import DetectionContext
 from tests.feed.test_feed import frame_of, layout_of
@@ -104,11 +104,11 @@ def test_metrics_wait_for_the_end_of_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
     watch, detector, *_ = watched(0.2)
     monkeypatch.setattr(detector, "measures", lambda: iter([("gangwatch_x", (), float(len(detector.judged)))]))
     assert not watch.run_slice()
-    assert "gangwatch_x" not in {name for name, _, _ in watch.measures()}
+    assert "gangwatch_x" not in {name for name, _, _ in expanded(watch.measures())}
     watch.snapshots()
-    assert ("gangwatch_x", (), 3.0) in watch.measures()
+    assert ("gangwatch_x", (), 3.0) in expanded(watch.measures())
     assert not watch.run_slice()
-    assert ("gangwatch_x", (), 3.0) in watch.measures(), "those of the last call"
+    assert ("gangwatch_x", (), 3.0) in expanded(watch.measures()), "those of the last call"
 
 
 def test_a_snapshot_ends_the_tick(rests: list[Callable[[], None]]) -> None:

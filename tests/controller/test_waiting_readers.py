@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from agent.schema.clock import SystemClock
+from agent.schema.sample import Sample, expanded
 from scheduler_feedback.controller import detection_thread
 from scheduler_feedback.controller.detection_thread import DetectionThread
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 
 COUNT = 5
@@ -39,7 +39,7 @@ def test_a_tick_runs_while_metrics_are_computed(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(detection_thread, "MEASURED_REST_SECONDS", 0.2)
     monkeypatch.setattr(detector, "measures", measures)
-    found = [one for one in watch.measures() if one[0] == "gangwatch_rank_slowdown_ratio"]
+    found = [one for one in expanded(watch.measures()) if one[0] == "gangwatch_rank_slowdown_ratio"]
     assert found == [sample_of(number) for number in range(COUNT)]
     assert not watch.broken()
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from agent.schema.clock import SystemClock
+from agent.schema.sample import Sample, expanded
 from scheduler_feedback.api.web import paces as documents
 from scheduler_feedback.api.web.job_progress import is_stalled
 from scheduler_feedback.controller.detection_thread import DetectionThread
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.steps import pace as pace_module
 from scheduler_feedback.core.telemetry.steps.pace import Pace, Paces, _Ring
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
@@ -333,5 +333,5 @@ def test_an_error_in_the_page_data_does_not_stop_detectors(caplog: pytest.LogCap
     watch.run_tick()
     assert len(ticks) == 2
     assert watch.broken() == "pace failed: ZeroDivisionError: a bug"
-    assert ("gangwatch_part_failures_total", (("part", "pace"),), 1.0) in watch.measures()
+    assert ("gangwatch_part_failures_total", (("part", "pace"),), 1.0) in expanded(watch.measures())
     assert (watch.pace_of("j-1"), watch.speeds()) == (None, {})

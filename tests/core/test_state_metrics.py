@@ -7,10 +7,11 @@ import math
 import pytest
 
 from agent.schema.catalog import BY_NAME
+from agent.schema.sample import Sample
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Decision, Policy, Queue, State
-from scheduler_feedback.core.state_metrics import Sample, measure
+from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 
 SECOND = 1_000_000_000

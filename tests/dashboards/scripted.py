@@ -17,6 +17,7 @@ import numpy as np
 
 from agent.schema.clock import ManualClock
 from agent.schema.frame import Frame, Layout, StepRecord
+from agent.schema.sample import expanded
 from exporter.prometheus.exposition import Exposition, Settings
 from exporter.prometheus.text_format import expose_samples
 from scheduler_feedback.controller.detection_thread import DetectionThread
@@ -292,7 +293,7 @@ class ScriptedRun:
                         and labels[0][1] in self.broken
                     ),
                 )
-                for name, labels, value in self._watch.measures()
+                for name, labels, value in expanded(self._watch.measures())
             ),
             *((name, (), float(self.counters[name])) for name in COUNTERS),
             ("gangwatch_cycle_duration_seconds", (), 0.001),

@@ -18,6 +18,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from agent.schema.catalog import BY_NAME
+from agent.schema.sample import expanded
 from benchmarks.straggler import Reported, watch
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
@@ -454,7 +455,7 @@ def test_measures_are_rows_of_the_catalogue() -> None:
     detector = alone(StragglerDetector())
     course(Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 100.0)}), 45.0, 3, detector)
     values = {}
-    for name, labels, value in detector.measures():
+    for name, labels, value in expanded(detector.measures()):
         assert tuple(key for key, _ in labels) == BY_NAME[name].labels
         values[dict(labels)["rank"]] = value
     assert max(values, key=lambda rank: values[rank]) == "2"

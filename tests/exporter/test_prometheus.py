@@ -15,10 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.schema.catalog import BY_NAME, METRICS, Metric
 from agent.schema.errors import FrameError
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
+from agent.schema.sample import Sample
 from exporter.frame_formats import frame_json
 from exporter.prometheus.exposition import EVERYTHING, Exposition, expose
 from exporter.prometheus.series import counter_text, decimals_of, gauge_text
-from exporter.prometheus.text_format import Sample, expose_samples
+from exporter.prometheus.text_format import expose_samples
 from exporter.push.points import Points
 from tests import needs
 from tests.exporter.sample_frames import (

@@ -19,10 +19,10 @@ from msgspec import structs
 
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layout
+from agent.schema.sample import Sample, expanded
 from agent.schema.wire import WIRE_VERSION, encode_frame, encode_layout, with_length
 from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.controller.detection_thread import DetectionThread
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.series.column_subscription import WANTED
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors.context import DetectionContext
@@ -146,7 +146,7 @@ def test_frames_arrive_in_order_wherever_the_stream_is_cut(tmp_path: Path) -> No
             await until(lambda: len(got) == 10)
             assert [seq for node, seq in got if node == "n0"] == list(range(1, 8))
             assert bytewise.asked == ["gangwatch_rank_*,gangwatch_host_pressure*"]
-            samples = {(name, dict(labels).get("node")): value for name, labels, value in feed.measures()}
+            samples = {(name, dict(labels).get("node")): value for name, labels, value in expanded(feed.measures())}
             assert samples["gangwatch_feed_connected", "n0"] == 1
             assert samples["gangwatch_feed_frames_total", "n0"] == 7
             assert samples["gangwatch_feed_malformed_total", "n1"] == 0
@@ -678,7 +678,7 @@ def test_an_agent_that_sends_too_much_is_throttled_alone(
         ):
             await until(lambda: ("n0", 39) in got)
             assert 1 <= len([seq for node, seq in got if node == "evil"]) < 400
-            samples = {(name, dict(labels).get("node")): value for name, labels, value in feed.measures()}
+            samples = {(name, dict(labels).get("node")): value for name, labels, value in expanded(feed.measures())}
             assert samples["gangwatch_feed_pauses_total", "evil"] >= 1
             assert samples["gangwatch_feed_pauses_total", "n0"] == 0
             assert samples["gangwatch_feed_connected", "evil"] == 1, "it stays connected"

@@ -19,6 +19,7 @@ import pytest
 
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Tier, make_layout
+from agent.schema.sample import expanded
 from agent.schema.wire import encode_frame, encode_layout, with_length
 from scheduler_feedback.feed import feed_with_readers as readers_module
 from scheduler_feedback.feed.agent_reporting import AgentStatuses
@@ -156,7 +157,7 @@ def test_a_process_that_is_killed_is_started_again(
             await until(lambda: {frame.node for _, frame in list(got)[before:]} == set(NODES))
             clock = SystemClock()
             assert AgentStatuses(feed.streams, clock.monotonic_ns(), clock.wall_ns()).silent(NODES) == []
-            samples = {name: value for name, labels, value in feed.measures() if not labels}
+            samples = {name: value for name, labels, value in expanded(feed.measures()) if not labels}
             assert samples["gangwatch_feed_process_ends_total"] == 1
             assert samples["gangwatch_feed_processes"] == processes
             for node in NODES:

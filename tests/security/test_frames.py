@@ -28,6 +28,7 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
+from agent.schema.sample import expanded
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
@@ -540,7 +541,9 @@ def test_each_reason_is_logged_once_per_node_with_its_name(caplog: pytest.LogCap
     lines = [record.getMessage() for record in caplog.records if "node=evil" in record.getMessage()]
     assert len(lines) == 1
     assert "reason=not-placed gang=j-1" in lines[0]
-    counted = [value for name, labels, value in watch.measures() if name == "gangwatch_watch_records_refused_total"]
+    counted = [
+        value for name, labels, value in expanded(watch.measures()) if name == "gangwatch_watch_records_refused_total"
+    ]
     assert counted == [21.0], "every record is counted, in one series"
 
 

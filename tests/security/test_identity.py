@@ -34,6 +34,7 @@ from agent.schema.identity import (
     read_revocations,
     speaks_for,
 )
+from agent.schema.sample import expanded
 from exporter.security.frame_readers import FrameReaders
 from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
@@ -354,7 +355,9 @@ def test_the_feed_accepts_an_agent_with_its_own_nodes_certificate(site: Site) ->
     ends: list[float] = []
 
     def arrived(feed: Feed, count: int) -> bool:
-        ends[:] = [value for name, _, value in feed.measures() if name == "gangwatch_feed_certificate_expiry_seconds"]
+        ends[:] = [
+            value for name, _, value in expanded(feed.measures()) if name == "gangwatch_feed_certificate_expiry_seconds"
+        ]
         return bool(count and ends)
 
     with site.agent(site.issue("node", "n0")) as server:
@@ -384,7 +387,9 @@ def test_the_feed_exchanges_nothing_with_a_wrong_certificate(site: Site, whose: 
     def complained(feed: Feed, count: int) -> bool:
         assert not count
         stream = feed.streams.get("n0")
-        refused[:] = [value for name, _, value in feed.measures() if name == "gangwatch_feed_identity_refused_total"]
+        refused[:] = [
+            value for name, _, value in expanded(feed.measures()) if name == "gangwatch_feed_identity_refused_total"
+        ]
         return stream is not None and bool(stream.complaint)
 
     with site.agent(shown) as server:
@@ -434,7 +439,7 @@ def test_renewed_certificates_are_loaded_without_a_restart(site: Site, monkeypat
     shown: list[float] = []
 
     def renew_then_see(feed: Feed, count: int) -> bool:
-        measures = {name: value for name, _, value in feed.measures()}
+        measures = {name: value for name, _, value in expanded(feed.measures())}
         own = measures.get("gangwatch_certificate_expiry_seconds", 0.0)
         shown.append(own)
         if count and len(set(shown)) == 1:
@@ -449,7 +454,9 @@ def test_renewed_certificates_are_loaded_without_a_restart(site: Site, monkeypat
 
         def arrived(feed: Feed, count: int) -> bool:
             ends[:] = [
-                value for name, _, value in feed.measures() if name == "gangwatch_feed_certificate_expiry_seconds"
+                value
+                for name, _, value in expanded(feed.measures())
+                if name == "gangwatch_feed_certificate_expiry_seconds"
             ]
             return bool(count and ends)
 

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from agent.schema.errors import StoreError
-from scheduler_feedback.core.state_metrics import Sample
+from agent.schema.sample import Sample
 
 FILE_BYTES, FILES = 64 * 1024 * 1024, 10
 """Maximum size of a log file in bytes, and number of older files that are kept: two million lines in all."""

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.schema.sample import Sample
 from scheduler_feedback.api.access.attempts import Attempts
 from scheduler_feedback.api.access.oidc import Issuer, Oidc
 from scheduler_feedback.api.access.oidc_login import CodeFlow, fetch
 from scheduler_feedback.api.access.principal import LOG_IN, AccessError, Principal, Role
 from scheduler_feedback.api.access.sessions import Session, Sessions
 from scheduler_feedback.api.access.tokens import Tokens
-from scheduler_feedback.core.state_metrics import Sample
 
 if TYPE_CHECKING:  # of the extras `oidc` and `kubernetes`
     import aiohttp

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agent.schema.errors import GangwatchError
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import Sample
 
 MOST_WAITING = 64
 """Maximum number of queued pieces of work of one peer. A browser sends only six requests at once."""

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from agent.schema.sample import Sample
 from scheduler_feedback.api.reading.listing import Kept, Listing
 from scheduler_feedback.api.reading.lists import Lister, Mark
 from scheduler_feedback.api.reading.reads import Reads
 from scheduler_feedback.api.reading.state_snapshots import Snapshot, Snapshots
-from scheduler_feedback.core.telemetry.fleet import Sample
 
 SNAPSHOT_SECONDS = 5.0
 """Maximum seconds to wait for a new snapshot. If the cycle's thread is blocked for longer, for example by a disk, the

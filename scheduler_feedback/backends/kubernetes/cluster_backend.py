@@ -14,6 +14,7 @@ from typing import Any
 
 from agent.schema.errors import GangwatchError
 from agent.schema.frame import AnyLayout, Frame
+from agent.schema.sample import Sample
 from scheduler_feedback.backends.backend import Backend, RunningCycle
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles
 from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
@@ -29,7 +30,6 @@ from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
 from scheduler_feedback.backends.kubernetes.published.state_config_map import StateWriter, give_back, read
 from scheduler_feedback.core.events import PolicySet
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 from scheduler_feedback.part_failures import PartFailures
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import BackendError
+from agent.schema.sample import Sample
 from scheduler_feedback.backends.backend import Backend, RunningCycle
 from scheduler_feedback.backends.slurm.agent_announcements import Announcements
 from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
@@ -60,7 +61,6 @@ from scheduler_feedback.core.events import (
     NodeSeen,
 )
 from scheduler_feedback.core.job import JobKind, StopReason
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 from scheduler_feedback.part_failures import PartFailures
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
+from agent.schema.sample import Sample
 from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.device_memory import NodeMemory, memory_of
 from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
@@ -31,9 +32,6 @@ from scheduler_feedback.core.telemetry.steps.fleet_records import Attempts
 from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, Gang, IntArray
 from scheduler_feedback.core.telemetry.steps.record_checks import LARGEST_BITS, possible
 from scheduler_feedback.core.telemetry.steps.step_ring import Requests
-
-Sample = tuple[str, tuple[tuple[str, str], ...], float]
-"""One sample of a metric: its name, labels and value."""
 
 
 class Fleet:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import Sample
 from scheduler_feedback.core.telemetry.steps.blocked_ranks import Blocked
 from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry, Shape, Telemetry

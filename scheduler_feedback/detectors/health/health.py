@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from agent.schema.sample import Sample
 from agent.schema.xid_codes import describe
-from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.telemetry import (
     DEVICE_LOST,
     LINK,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import Sample
 from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import (
     FEATURE,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import Sample
 from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Kind, Verdict

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 import msgspec
 import numpy as np
 
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import SampleColumn
 from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.detectors.stats.medians import median
@@ -123,7 +123,7 @@ class GangState:
     calm_windows: int = 0
     abstained: set[int] = field(default_factory=set)
     """Indices of ranks (-1: the whole gang) for which an abstention was already reported in this period of slowness."""
-    samples: tuple[int, tuple[Sample, ...]] = (-1, ())
+    samples: tuple[int, SampleColumn | None] = (-1, None)
     """Cached metric samples, with the value of `counted` at which they were computed."""
 
     def active_on(self, rank: int) -> ActiveVerdict | None:

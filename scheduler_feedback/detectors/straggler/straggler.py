@@ -13,12 +13,13 @@ The method was chosen in trials on public step traces. Each constant documents i
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import SampleColumn
 from scheduler_feedback.core.telemetry.steps.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, StepTable
 from scheduler_feedback.core.verdict import Cause
@@ -134,12 +135,13 @@ class StragglerDetector:
             del self._watched[name]
             self._roles.pop(name, None)
 
-    def measures(self) -> Iterator[Sample]:
+    def measures(self) -> Iterator[SampleColumn]:
         """Yield metric samples: how much each rank slows its gang down, over the newest windows."""
         for name, watched in list(self._watched.items()):
             if watched.samples[0] != watched.counted:
-                watched.samples = watched.counted, tuple(_slowdowns(name, watched))
-            yield from watched.samples[1]
+                watched.samples = watched.counted, _slowdowns(name, watched)
+            if watched.samples[1] is not None:
+                yield watched.samples[1]
 
     def snapshot(self) -> bytes:
         """Encode baselines, CUSUMs and active verdicts. Without them, a restart during a fault would learn the fault as
@@ -334,14 +336,14 @@ class StragglerDetector:
         )
 
 
-def _slowdowns(name: str, watched: GangState) -> Iterator[Sample]:
-    """Yield metric samples: how much each rank slows its gang down."""
+def _slowdowns(name: str, watched: GangState) -> SampleColumn | None:
+    """Return metric samples: how much each rank slows its gang down; None if it is not known."""
     newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:] if judged.window.known]
-    if newest:
-        step_seconds, gain = float(join(newest, "step_seconds")), join(newest, "gain")
-        ratios = step_seconds / np.maximum(step_seconds - gain, 1e-9)
-        for rank, ratio in zip(watched.ranks, ratios.tolist(), strict=True):
-            yield "gangwatch_rank_slowdown_ratio", (("gang", name), ("rank", str(rank))), ratio
+    if not newest:
+        return None
+    step_seconds, gain = float(join(newest, "step_seconds")), join(newest, "gain")
+    ratios = array("d", step_seconds / np.maximum(step_seconds - gain, 1e-9))
+    return SampleColumn("gangwatch_rank_slowdown_ratio", (("gang", name),), "rank", watched.ranks, ratios)
 
 
 def _given_usual_work(windows: list[Window], work: Work | None) -> list[Window]:

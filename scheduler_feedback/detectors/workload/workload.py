@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from scheduler_feedback.core.telemetry.fleet import Sample
+from agent.schema.sample import Sample
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Grouping, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.context import DetectionContext

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
+from agent.schema.sample import Sample
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import State
-from scheduler_feedback.core.state_metrics import Sample
 from scheduler_feedback.policies.index.runtime_estimate import end_ns, slowest
 from scheduler_feedback.policies.queue.waiting_reasons import what_binds
 

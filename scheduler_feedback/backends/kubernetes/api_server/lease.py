@@ -19,11 +19,11 @@ import msgspec
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import BackendError, GangwatchError
+from agent.schema.sample import Sample
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.rights import Right, in_words, missing_rights
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import Lease
-from scheduler_feedback.core.telemetry.fleet import Sample
 
 LEASE_SECONDS = 10.0
 RENEW_SECONDS = 2.0
