@@ -22,6 +22,10 @@ SNAPSHOT_SECONDS = 5.0
 """Maximum seconds to wait for a new snapshot. If the cycle's thread is blocked for longer, for example by a disk, the
 last snapshot is used. Its now_ns shows its age."""
 
+SHORT_SECONDS = 0.05
+"""Maximum seconds to wait for a new snapshot if the last one is recent. The cycle's thread takes longer while it decides
+or reads a long listing of Slurm."""
+
 SLICE = 100
 """Number of items of a list that are computed at a time, which takes about a millisecond."""
 
@@ -136,10 +140,12 @@ class SnapshotReader:
         waited = self._snapshots.fresh()
         if waited.done():
             return waited.result()
+        recent = self._snapshots.recent()
+        seconds = SNAPSHOT_SECONDS if recent is None else SHORT_SECONDS
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(waited), SNAPSHOT_SECONDS)
+            return await asyncio.wait_for(asyncio.wrap_future(waited), seconds)
         except TimeoutError:
-            return self._snapshots.newest
+            return recent or self._snapshots.newest
 
     def _listed(self, snapshot: Snapshot) -> Listing:
         """Return the lists of this snapshot. Call it on the thread for readers."""

@@ -22,6 +22,9 @@ from scheduler_feedback.core.state_copy import frozen
 PAUSE = 20
 """Minimum time between two snapshots, as a multiple of the time that the last snapshot took to make."""
 
+RECENT_SECONDS = 1.0
+"""Age in seconds up to which a snapshot is recent: the cycle runs at least once a second."""
+
 READ_SECONDS = 2.0
 """Seconds after a read in which every changed state is published, so that the next read need not wait."""
 
@@ -49,7 +52,7 @@ class Snapshots:
         self._lock = threading.Lock()
         self._waiting: list[Future[Snapshot]] = []
         self._version = self._answered = 0
-        self._due_ns = self._read_ns = _NONE_NS
+        self._due_ns = self._read_ns = self._made_ns = _NONE_NS
         self._seconds = 0.0
         self.newest = Snapshot(0, frozen(state))
 
@@ -78,6 +81,12 @@ class Snapshots:
         if first:
             self._wake()
         return found
+
+    def recent(self) -> Snapshot | None:
+        """Return the newest snapshot if it has all answered requests and is at most RECENT_SECONDS old, else None."""
+        with self._lock:
+            is_recent = self._clock.monotonic_ns() - self._made_ns <= RECENT_SECONDS * 1e9
+            return self.newest if is_recent and self.newest.version >= self._answered else None
 
     # --- the cycle's thread ------------------------------------------------------------------------------------------
 
@@ -113,6 +122,7 @@ class Snapshots:
         self._due_ns = ended_ns + (ended_ns - now_ns) * PAUSE
         with self._lock:
             self.newest = snapshot
+            self._made_ns = ended_ns
             waiting, self._waiting = self._waiting, []
         for one in waiting:
             if one.set_running_or_notify_cancel():
