@@ -154,10 +154,6 @@ def nodes_document(state: State) -> list[Document]:
     return [node_document(node, on_node[name]) for name, node in sorted(state.nodes.items())]
 
 
-def present_nodes(state: State) -> list[str]:
-    return [node.name for node in state.nodes.values() if node.present]
-
-
 def with_agent_status(nodes: list[Document], statuses: Mapping[str, AgentStatus]) -> list[Document]:
     """Add the agent's status to each node's document: {"age_seconds", "silent", "words"}; None if not known."""
     return [node | {"agent": agent_document(statuses.get(node["node"]))} for node in nodes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.schema.sample import Sample
+from agent.schema.sample import AnySample
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import State
@@ -24,7 +24,7 @@ class CycleHooks:
     """Called after a commit, with the cycle's events and journal entries."""
     baselines: Callable[[], Mapping[str, bytes]]
     """Returns a snapshot of each detector's baselines, by name of the detector."""
-    measures: Callable[[State], Sequence[Sample]]
+    measures: Callable[[State], Sequence[AnySample]]
     """Called once a second; returns the metrics of the state."""
     died: Callable[[BaseException], None]
     """Called when the thread ends because of a bug."""

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from agent.schema.clock import Clock
 from agent.schema.errors import StoreError
-from agent.schema.sample import Sample
+from agent.schema.sample import AnySample
 from scheduler_feedback.api.reading.state_snapshots import Snapshots
 from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.controller.backend_calls import BackendCalls
@@ -147,7 +147,7 @@ class CycleThread:
             return False, trouble
         return self._ready, "" if self._ready else "starting"
 
-    def measures(self) -> list[Sample]:
+    def measures(self) -> list[AnySample]:
         """Return the thread's own metrics, and those of the state at the last tick."""
         return [
             *self._samples.newest,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent.schema.clock import Clock
-from agent.schema.sample import Sample
+from agent.schema.sample import AnySample
 from scheduler_feedback.core.state import State
 
 PAUSE = 100
@@ -21,7 +21,7 @@ class StateSamples:
 
     def __init__(
         self,
-        compute: Callable[[State], Sequence[Sample]],
+        compute: Callable[[State], Sequence[AnySample]],
         failed: Callable[[str, Exception], None],
         clock: Clock,
         cpu_time_ns: Callable[[], int] = time.thread_time_ns,
@@ -34,7 +34,7 @@ class StateSamples:
         """
         self._compute, self._failed, self._clock, self._cpu_time_ns = compute, failed, clock, cpu_time_ns
         self._due_ns = 0
-        self.newest: tuple[Sample, ...] = ()
+        self.newest: tuple[AnySample, ...] = ()
 
     def update(self, state: State) -> None:
         """Compute the metrics again unless the last computation was too recent.

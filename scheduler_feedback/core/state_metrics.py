@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from agent.schema.sample import Sample
+from agent.schema.sample import AnySample, Sample, SampleColumn
 from scheduler_feedback.core.cluster import NodeState, tier_of
 from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import State
@@ -19,8 +19,8 @@ _COUNTED = {
 }
 
 
-def measure(state: State) -> Iterator[Sample]:
-    """Yield (metric, labels sorted by name, value) for the whole state, in O(nodes + jobs)."""
+def measure(state: State) -> Iterator[AnySample]:
+    """Yield samples of the whole state, with labels sorted by name, in O(nodes + jobs)."""
     yield "gangwatch_frozen", (), float(state.frozen)
     yield from _nodes(state)
     yield from _gangs(state)
@@ -46,24 +46,30 @@ def measure(state: State) -> Iterator[Sample]:
         yield metric, tuple(sorted(zip(names, values, strict=True))), float(count)
 
 
-def _nodes(state: State) -> Iterator[Sample]:
+def _nodes(state: State) -> Iterator[AnySample]:
     by_state = Counter(node.state.value if node.present else "absent" for node in state.nodes.values())
     for name in (*(known.value for known in NodeState), "absent"):
         yield "gangwatch_nodes", (("state", name),), float(by_state[name])
+    nodes_in: dict[str, list[str]] = {}
+    nodes_at: dict[tuple[str, ...], list[str]] = {}
+    for node in state.nodes.values():
+        nodes_in.setdefault(node.state.value if node.present else "absent", []).append(node.name)
+        where = node.gpu_type, node.island, node.rack, node.rail, node.spine
+        nodes_at.setdefault(where, []).append(node.name)
+    for now, names in nodes_in.items():
+        yield SampleColumn("gangwatch_node_state", (("state", now),), "node", names, [1.0] * len(names))
+    for place, names in nodes_at.items():
+        labels = tuple(zip(("gpu_type", "island", "rack", "rail", "spine"), place, strict=True))
+        yield SampleColumn("gangwatch_node_place_info", labels, "node", names, [1.0] * len(names))
     busy: set[Slot] = set()  # a slot that several jobs share counts once
     for job in state.jobs.values():
         busy.update(job.claim)
         if job.state.holds_slots:
-            busy.update(rank.slot for rank in job.ranks)
-    held = Counter(slot.node for slot in busy)
+            busy.update([rank.slot for rank in job.ranks])
+    held = Counter([slot.node for slot in busy])
     slots: Counter[str] = Counter()
     fragmented = 0
     for node in state.nodes.values():
-        now = node.state.value if node.present else "absent"
-        yield "gangwatch_node_state", (("node", node.name), ("state", now)), 1.0
-        names = ("gpu_type", "island", "rack", "rail", "spine")
-        place = {"node": node.name} | {name: getattr(node, name) for name in names}
-        yield "gangwatch_node_place_info", tuple(sorted(place.items())), 1.0
         used = min(held[node.name], node.slots)
         slots["used"] += used
         if used and tier_of(node) is not None:

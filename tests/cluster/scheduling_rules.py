@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from agent.schema.sample import expanded
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import NodeState
@@ -271,7 +272,7 @@ COMPARABLE = {
 
 
 def check_metrics(state: State) -> None:
-    samples = list(measure(state))
+    samples = list(expanded(measure(state)))
     value = {(name, labels): value for name, labels, value in samples}
     assert len(value) == len(samples), "no series twice"
     slots = {dict(labels)["use"]: value for name, labels, value in samples if name == "gangwatch_slots"}

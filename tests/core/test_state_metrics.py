@@ -7,7 +7,7 @@ import math
 import pytest
 
 from agent.schema.catalog import BY_NAME
-from agent.schema.sample import Sample
+from agent.schema.sample import Sample, expanded
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Decision, Policy, Queue, State
@@ -84,7 +84,7 @@ def cluster_with_problems() -> State:
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return list(measure(cluster_with_problems()))
+    return list(expanded(measure(cluster_with_problems())))
 
 
 def by_label(samples: list[Sample], metric: str, label: str) -> dict[str, float]:
@@ -169,4 +169,4 @@ def test_frozen_is_exported() -> None:
     for frozen in (False, True):
         state = cluster_with_problems()
         state.frozen = frozen
-        assert alone(list(measure(state)), "gangwatch_frozen") == float(frozen)
+        assert alone(list(expanded(measure(state))), "gangwatch_frozen") == float(frozen)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.schema.sample import expanded
 from gangwatch.display import rendering, top_screen
 from scheduler_feedback.api import documents as documents
 from scheduler_feedback.api.web import views
@@ -116,7 +117,9 @@ def test_outputs_name_only_existing_ranks_and_nodes(one: Verdict) -> None:
 
 @given(verdicts)
 def test_metric_rank_label_is_empty_without_a_rank(one: Verdict) -> None:
-    labels = [dict(labels) for name, labels, _ in measure(state_with(one)) if name == "gangwatch_verdict_active"]
+    labels = [
+        dict(labels) for name, labels, _ in expanded(measure(state_with(one))) if name == "gangwatch_verdict_active"
+    ]
     assert [label["rank"] for label in labels] == [str(one.rank) if one.rank >= 0 else ""]
 
 

@@ -281,7 +281,7 @@ class ScriptedRun:
             leads.append(("gangwatch_missing_rights", (), float(self.missing_rights)))
         samples: list[Sample] = [
             *leads,
-            *measure(self.state),
+            *expanded(measure(self.state)),
             *queue_metrics(self.state),
             *(
                 (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.schema.sample import expanded
 from scheduler_feedback import cycle
 from scheduler_feedback.core.events import NodeSeen, PolicySet
 from scheduler_feedback.core.job import JobState, Slot
@@ -220,7 +221,7 @@ def test_a_shared_slot_counts_once_in_the_metrics() -> None:
     world = world_of(RULES[1], slots=2)
     for _ in range(3):
         share(world, 0.3)
-    assert ("gangwatch_slots", (("use", "used"),), 1.0) in list(measure(world.state))
+    assert ("gangwatch_slots", (("use", "used"),), 1.0) in list(expanded(measure(world.state)))
 
 
 def test_the_heads_expected_start_counts_the_jobs_that_have_just_started_beside_others() -> None:

@@ -520,7 +520,9 @@ def test_a_verdict_on_a_node_without_the_rank_is_refused_and_moves_no_job(accuse
     explained = explain(world.state, job_id)
     assert explained is not None
     assert any("refused" in words and verdict.verdict_id in words for words in explained.what_would_change_it)
-    counted = {labels: value for name, labels, value in measure(world.state) if name == "gangwatch_decisions_total"}
+    counted = {
+        labels: value for name, labels, value in expanded(measure(world.state)) if name == "gangwatch_decisions_total"
+    }
     assert counted[("kind", "verdict-refused"), ("outcome", "refused")] == 1.0
     world.cycle(world.verdict(job_id, rank=2, slowdown=5.0, lasts_seconds=5000.0))
     assert job.stop_reason is not None, "the controller acts on a correct verdict"

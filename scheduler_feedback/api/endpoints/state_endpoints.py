@@ -141,9 +141,7 @@ class StateEndpoints:
         return tagged(request, answer)
 
     def _overview_document(self, listing: Listing, speeds: Mapping[str, Speed]) -> documents.Document:
-        document = views.overview(
-            listing.state, speeds, time.time_ns(), listing.reasons, listing.kept.counts.of, listing.kept.rows
-        )
+        document = views.overview(listing.state, speeds, time.time_ns(), listing.reasons, listing.kept)
         known = {job["job"]: speeds[job["job"]] for job in document["running"] if job["job"] in speeds}
         return document | {
             "silent_agents": documents.silent_agents(self._controller.agent_statuses(), listing.present),

@@ -16,6 +16,7 @@ import msgspec
 
 from scheduler_feedback.api import documents as documents
 from scheduler_feedback.api.reading.encoded_parts import EncodedParts
+from scheduler_feedback.api.reading.node_summary import NodeSummary, summary_of
 from scheduler_feedback.api.reading.of_nodes import OfNodes
 from scheduler_feedback.api.reading.rank_counts import RankCounts
 from scheduler_feedback.api.reading.state_snapshots import Snapshot
@@ -84,8 +85,13 @@ class Kept:
     def __init__(self) -> None:
         self.reasons = Reasons()
         self.rows: OfNodes[Any] = OfNodes()
+        self._summaries: OfNodes[NodeSummary] = OfNodes()
         self.counts = RankCounts()
         self.ranks, self.nodes, self.verdicts = EncodedParts(), EncodedParts(), EncodedParts()
+
+    def summary_of(self, state: State) -> NodeSummary:
+        """Return the summary of the state's nodes."""
+        return self._summaries.of(state.nodes, lambda: summary_of(state.nodes.values()))
 
     def keep(self, state: State) -> None:
         """Delete most values of jobs and nodes that are not in the state."""
@@ -129,10 +135,10 @@ class Listing:
         """The nodes' names, sorted."""
         return sorted(self.state.nodes)
 
-    @cached_property
+    @property
     def present(self) -> list[str]:
         """The names of the nodes that the backend reports."""
-        return documents.present_nodes(self.state)
+        return self.kept.summary_of(self.state).present
 
     @cached_property
     def on_node(self) -> dict[str, dict[str, int]]:

@@ -23,8 +23,8 @@ SNAPSHOT_SECONDS = 5.0
 last snapshot is used. Its now_ns shows its age."""
 
 SHORT_SECONDS = 0.05
-"""Maximum seconds to wait for a new snapshot if the last one is recent. The cycle's thread takes longer while it decides
-or reads a long listing of Slurm."""
+"""Maximum seconds to wait for a new snapshot if the last one is recent. The cycle's thread takes longer while it
+decides or reads a long listing of Slurm."""
 
 SLICE = 100
 """Number of items of a list that are computed at a time, which takes about a millisecond."""

@@ -147,9 +147,7 @@ class PageRenderer:
         latest = await self._source.snapshot_reader.read(peer, self._latest)
 
         def whole(listing: Listing) -> Rendering:
-            document = views.overview(
-                listing.state, speeds, now_ns, listing.reasons, listing.kept.counts.of, listing.kept.rows
-            )
+            document = views.overview(listing.state, speeds, now_ns, listing.reasons, listing.kept)
             return Rendering(overview.parts(document, latest, speeds, now_ns))
 
         return await self._source.snapshot_reader.ask(peer, whole)

@@ -15,12 +15,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from scheduler_feedback.api import documents as documents
-from scheduler_feedback.api.reading.of_nodes import OfNodes
-from scheduler_feedback.api.reading.rank_counts import ranks_by_node
+from scheduler_feedback.api.reading.listing import Kept
+from scheduler_feedback.api.reading.node_summary import NodeSummary, summary_of
 from scheduler_feedback.api.web import timetable
 from scheduler_feedback.api.web.job_progress import progress_of
 from scheduler_feedback.api.web.words import node_state
-from scheduler_feedback.core.cluster import Node, NodeState, tier_of
+from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import State
@@ -52,16 +52,16 @@ def overview(
     speeds: Mapping[str, Speed],
     now_ns: int,
     reasons: State | None = None,
-    on_nodes: Callable[[Job], Mapping[str, int]] = ranks_by_node,
-    rows: OfNodes[timetable.RowsOfNodes] | None = None,
+    kept: Kept | None = None,
 ) -> Document:
     """Return the document of the overview page and of `gangwatch top`.
 
     speeds: speed of each gang, by job id. now_ns: wall time, for the age of the last step. reasons: a state with a
-    scheduling index, to compute why jobs are pending and when they end; None: `state`. on_nodes: function that
-    returns the number of a job's ranks by node, perhaps from a cache. rows: the timetable's rows of earlier snapshots;
-    None: none.
+    scheduling index, to compute why jobs are pending and when they end; None: `state`. kept: values of earlier
+    snapshots; None: none.
     """
+    kept = Kept() if kept is None else kept
+    nodes = kept.summary_of(state)
     jobs = state.jobs.values()
     running = [job for job in jobs if job.state.holds_slots]
     by_gang = _standing(state)
@@ -88,8 +88,8 @@ def overview(
         "frozen": state.frozen,
         "frozen_by": state.frozen_by,
         "jobs": {known.value: 0 for known in JobState} | Counter(job.state.value for job in jobs),
-        "nodes": nodes_by_state(state),
-        "slots": slots_by_use(state),
+        "nodes": nodes.by_state,
+        "slots": slots_by_use(state, nodes),
         "running": [brief(job, by_gang.get(job.job_id, ())) for job in shown],
         "progress": dict(Counter(word.value for word in progress.values())),
         "waiting": [brief(job, ()) | _wait(reasons or state, job) for job in waiting[:MOST_WAITING]],
@@ -97,28 +97,24 @@ def overview(
         "ended": [brief(job, ()) for job in ended],
         "verdicts": [documents.verdict_document(state, verdict) for verdict in verdicts[:MOST_VERDICTS]],
         "verdicts_total": len(verdicts),
-        "troubled": [node_row(node) for node in _troubled(state)],
-        "timetable": timetable.of_state(reasons or state, on_nodes, rows),
+        "troubled": [node_row(node) for node in _troubled(nodes)],
+        "timetable": timetable.of_state(reasons or state, kept.counts.of, kept.rows),
     }
 
 
-def nodes_by_state(state: State) -> dict[str, int]:
-    """Count the nodes in each state; 'absent' counts nodes that the backend does not report."""
-    known = {"healthy": 0} | {one.value: 0 for one in NodeState} | {"absent": 0}
-    return known | Counter(map(node_state, state.nodes.values()))
+def slots_by_use(state: State, nodes: NodeSummary | None = None) -> dict[str, int]:
+    """Count the slots of present nodes: used, free, and unavailable because the node accepts no jobs.
 
-
-def slots_by_use(state: State) -> dict[str, int]:
-    """Count the slots of present nodes: used, free, and unavailable because the node accepts no jobs."""
+    nodes: summary of the state's nodes; None: it is computed.
+    """
+    nodes = summary_of(state.nodes.values()) if nodes is None else nodes
     holding = [job for job in state.jobs.values() if job.state.holds_slots]
     # An absent node has no free slots. A job's slots there count until the job's end is confirmed.
-    absent = {node.name for node in state.nodes.values() if not node.present}
-    lost = sum(rank.slot.node in absent for job in holding for rank in job.ranks) if absent else 0
-    total = sum(node.slots for node in state.nodes.values() if node.present) + lost
+    lost = sum(rank.slot.node in nodes.absent for job in holding for rank in job.ranks) if nodes.absent else 0
+    total = nodes.slots + lost
     used = min(sum(len(job.ranks) for job in holding), total)
-    shut = {node.name: node.slots for node in state.nodes.values() if tier_of(node) is None and node.present}
-    held = sum(rank.slot.node in shut for job in holding for rank in job.ranks) if shut else 0
-    unavailable = max(sum(shut.values()) - held, 0)
+    held = sum(rank.slot.node in nodes.closed for job in holding for rank in job.ranks) if nodes.closed else 0
+    unavailable = max(sum(nodes.closed.values()) - held, 0)
     return {"total": total, "used": used, "free": total - used - unavailable, "unavailable": unavailable}
 
 
@@ -129,10 +125,11 @@ def _standing(state: State) -> Mapping[str, Sequence[Verdict]]:
     return found
 
 
-def _troubled(state: State) -> list[Node]:
+def _troubled(nodes: NodeSummary) -> list[Node]:
     """Return the nodes that are not healthy, worst first."""
-    doubtful = (node for node in state.nodes.values() if node_state(node) != NodeState.HEALTHY.value)
-    return heapq.nsmallest(MOST_TROUBLED, doubtful, key=lambda node: (_WORST_FIRST[node_state(node)], -node.since_ns))
+    return heapq.nsmallest(
+        MOST_TROUBLED, nodes.doubtful, key=lambda node: (_WORST_FIRST[node_state(node)], -node.since_ns)
+    )
 
 
 def _wait(state: State, job: Job) -> Document:
@@ -216,7 +213,7 @@ def nodes_page(state: State, wanted: str, words: str, page: int) -> Document:
     ]
     found.sort(key=lambda node: _WORST_FIRST[node_state(node)])
     return {
-        "by_state": nodes_by_state(state),
+        "by_state": summary_of(state.nodes.values()).by_state,
         "tiles": _tiles(named),
         "nodes": [node_row(node) for node in found[(page - 1) * PAGE : page * PAGE]],
         "total": len(found),
