@@ -28,9 +28,9 @@ from scheduler_feedback.cycle import explain
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.queue import order
 
-REASONS_PAUSE = 10
-"""A scheduling index that took T seconds to build explains pending jobs for 10 T seconds, also those of newer
-snapshots. So at most about a tenth of the time is spent on building."""
+REASONS_PAUSE = 40
+"""A scheduling index that took T seconds to build explains pending jobs for 40 T seconds, also those of newer
+snapshots. So at most a fortieth of the time is spent on building."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Reasons:
     """Cache of a state with scheduling index, from which the API explains why jobs are pending.
 
     Building the index takes 45 ms for 10,000 jobs, so several snapshots share one index. In a large cluster an
-    explanation may therefore be half a second older than its list.
+    explanation may therefore be two seconds older than its list.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
