@@ -15,6 +15,7 @@ from scheduler_feedback.api.reading import reads as reads_module
 from scheduler_feedback.api.reading.listing import Kept, Listing
 from scheduler_feedback.api.reading.lists import MarkError, Wanted, jobs, mark_text, read_mark
 from scheduler_feedback.api.reading.reads import BusyError, Reads
+from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.reading.state_snapshots import PAUSE, Snapshot, Snapshots
 from scheduler_feedback.api.subscribers import FullError, Subscribers
 from scheduler_feedback.core.events import NodeSeen, Submitted
@@ -138,6 +139,39 @@ def test_snapshots_take_a_twentieth_of_the_cycle_time_with_any_number_of_readers
         clock.advance(0.001)
     spent, passed = made * 0.01, clock.monotonic_ns() / 1e9
     assert spent <= passed / (PAUSE * 0.9)
+
+
+def test_a_reader_gets_a_recent_snapshot_if_the_cycle_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_feedback.api.reading.snapshot_reader.SNAPSHOT_SECONDS", 1e9)
+    clock = ManualClock()
+    state = state_of(1)
+    snapshots = Snapshots(state, clock, lambda: None)  # nobody publishes while the cycle runs
+    reader = SnapshotReader(snapshots)
+
+    async def version() -> int:
+        return await reader.ask("a", lambda listing: listing.version)
+
+    snapshots.changed()
+    snapshots.publish(state, needed=True)
+    clock.advance(0.5)
+    snapshots.changed()
+    assert asyncio.run(version()) == 1
+    clock.advance(0.6)
+    assert snapshots.recent() is None, "it is too old"
+    snapshots.publish(state, needed=True)
+    snapshots.changed(answered=True)
+    assert snapshots.recent() is None, "the next read must have what was answered"
+
+    async def scene() -> int:
+        asked = asyncio.ensure_future(version())
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        clock.advance(1.0)
+        snapshots.publish(state)
+        return await asked
+
+    assert asyncio.run(scene()) == 3
+    reader.close()
 
 
 # --- rotation between readers -----------------------------------------------------------------------------------------
