@@ -15,7 +15,7 @@ from scheduler_feedback.detectors.steps.baseline import learn
 from scheduler_feedback.detectors.steps.places import places
 from scheduler_feedback.detectors.straggler.alarm_case import Case, Judged
 from scheduler_feedback.detectors.straggler.gang_state import Spell, rest
-from scheduler_feedback.detectors.straggler.persistence import spell_period
+from scheduler_feedback.detectors.straggler.persistence import KEPT_SPELLS, spell_period
 from scheduler_feedback.detectors.straggler.popular_experts import routes_alike, same_expert_is_slow
 from scheduler_feedback.detectors.straggler.rotating_slowness import NODE_WINDOWS
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
@@ -218,6 +218,19 @@ def test_stalls_of_a_node_that_leave_one_rank_alarmed_between_them_are_no_fault(
     """Rank 9 is slightly slow between the stalls, so that its CUSUM does not fall to zero."""
     stalls = [(rank, first, count, 2.0) for rank in OF_NODE for first, count in ((80, 7), (112, 6), (118, 6))]
     assert not verdicts(own_times(*stalls, (9, 87, 25, 1.04)))
+
+
+@pytest.mark.parametrize(("longest", "last", "is_sure"), [(5, 24, True), (14, 24, False), (14, 30, True)])
+def test_the_longest_stall_of_a_node_is_remembered_after_many_short_ones(
+    longest: int, last: int, is_sure: bool
+) -> None:
+    """In a day, a data loader has hundreds of stalls. The longest is several times as long as most."""
+    begins = np.cumsum([150, 53, 61, 56, 67, 52, 64, 57, 71]).tolist()
+    assert len(begins) > KEPT_SPELLS
+    own = np.exp(np.random.default_rng(5).normal(0.0, 0.01, (760, RANKS)))
+    for first, count in ((80, longest), *((one, 5) for one in begins), (700, last)):
+        own[first : first + count, OF_NODE] *= 2.0
+    assert sure(verdicts(own, upto=len(own))) == ({*OF_NODE} if is_sure else set())
 
 
 def test_a_rank_that_is_far_less_slow_is_not_accused_with_a_rank_of_its_node() -> None:

@@ -119,6 +119,9 @@ class GangState:
     spells: dict[int, list[Spell]] = field(default_factory=dict)
     """Newest spells of each rank that slowed the gang down without a known cause, by the index of the rank. Snapshots
     do not contain them."""
+    longest_dropped: dict[int, int] = field(default_factory=dict)
+    """Windows of the longest spell of each rank that `spells` no longer has, by the index of the rank. Snapshots do not
+    contain it."""
     slow_windows: int = 0
     calm_windows: int = 0
     abstained: set[int] = field(default_factory=set)

@@ -160,6 +160,8 @@ def record(watched: GangState, case: Case) -> Spell:
     if not spells or spells[-1].since != since:
         first = case.interval[0].window
         spells.append(Spell(since, watched.counted - len(case.interval), first.first_step, first.steps))
+        for dropped in spells[:-KEPT_SPELLS]:
+            watched.longest_dropped[rank] = max(dropped.windows, watched.longest_dropped.get(rank, 0))
         del spells[:-KEPT_SPELLS]
     spell = spells[-1]
     ago = next((n for n, judged in enumerate(reversed(case.interval)) if judged.sigmas[rank] >= HIT_SIGMAS), 0)
@@ -208,20 +210,22 @@ def _is_alone(case: Case) -> bool:
 
 
 def _spells_of_node(watched: GangState, case: Case) -> tuple[int, int]:
-    """Return the windows of the longest earlier spell of the node's alarmed ranks, and those of their shortest present
-    spell.
+    """Return the windows of the longest earlier spell of the node's alarmed ranks, however long ago, and those of their
+    shortest present spell.
 
     A rank whose CUSUM does not fall to zero between two spells has one long spell. The other ranks show the pause.
     """
-    before, now = 0, watched.spells[case.rank][-1].windows
-    for rank in case.alarmed:
-        if case.where.index[rank] == case.where.index[case.rank]:
-            since = int(watched.since[rank])
-            for spell in watched.spells.get(rank, []):
-                if spell.since == since:
-                    now = min(now, spell.windows)
-                else:
-                    before = max(before, spell.windows)
+    now = watched.spells[case.rank][-1].windows
+    ranks = [rank for rank in case.alarmed if case.where.index[rank] == case.where.index[case.rank]]
+    # In a day, a loader has hundreds of stalls, and the longest is several times as long as most.
+    before = min((watched.longest_dropped.get(rank, 0) for rank in ranks), default=0)
+    for rank in ranks:
+        since = int(watched.since[rank])
+        for spell in watched.spells.get(rank, []):
+            if spell.since == since:
+                now = min(now, spell.windows)
+            else:
+                before = max(before, spell.windows)
     return before, now
 
 
