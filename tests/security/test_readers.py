@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from scheduler_feedback.api.reading import reads as reads_module
-from scheduler_feedback.api.reading.listing import Kept, Listing
+from scheduler_feedback.api.reading.listing import Kept, Listing, Reasons
 from scheduler_feedback.api.reading.lists import MarkError, Wanted, jobs, mark_text, read_mark
 from scheduler_feedback.api.reading.reads import BusyError, Reads
 from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
@@ -23,6 +24,7 @@ from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.state_copy import frozen
 from scheduler_feedback.cycle import run
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.memory_backend import World
 from tests.controller.site import Site, serving
 
@@ -172,6 +174,26 @@ def test_a_reader_gets_a_recent_snapshot_if_the_cycle_takes_long(monkeypatch: py
 
     assert asyncio.run(scene()) == 3
     reader.close()
+
+
+def test_the_index_of_a_replaced_copy_is_freed_without_the_garbage_collector() -> None:
+    """A collection of a large cluster's garbage stops all threads."""
+    state, reasons = state_of(6), Reasons()
+    first = reasons.exactly(frozen(state))
+    index = index_of(first)
+    second = frozen(state, first)
+    reasons.exactly(second)
+    assert index_of(first) is not index, "it is built again if a list of the older copy needs it"
+    del first, index
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            second = frozen(state, second)
+            reasons.exactly(second)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 # --- rotation between readers -----------------------------------------------------------------------------------------

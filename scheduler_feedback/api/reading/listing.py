@@ -25,7 +25,7 @@ from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.cycle import explain
-from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.scheduling_index import free_derived, index_of
 from scheduler_feedback.policies.queue import order
 
 REASONS_PAUSE = 40
@@ -74,6 +74,8 @@ class Reasons:
             if any(job.state is JobState.PENDING for job in state.jobs.values()):
                 _ = index.plan
             ended_s = self._clock()
+            if self._newest is not None:
+                free_derived(self._newest.state)
             self._newest = _Indexed(state, ended_s + (ended_s - begun_s) * REASONS_PAUSE)
         return state
 

@@ -72,6 +72,15 @@ def index_of(state: State) -> SchedulingIndex:
     return index
 
 
+def free_derived(state: State) -> None:
+    """Delete the index and the other derived values of a copy of the state that is rarely used from now on.
+
+    They refer to the state. So thousands of objects would otherwise wait for Python's garbage collector, whose work
+    stops all threads. A derived value that is needed again is computed again.
+    """
+    state.__dict__.clear()
+
+
 def drop_index(state: State) -> None:
     """Drop the index after code has changed jobs or nodes directly; ``index_of`` builds it again."""
     state.__dict__.pop("index", None)
