@@ -22,7 +22,7 @@ _SHORT = 1e6
 """From this value on, Go writes a float with an exponent and Python does not."""
 
 _PLACE = "\0"
-"""Stands in a line for the text that differs."""
+"""Placeholder for the label value that differs from line to line. No label in the catalogue contains it."""
 
 
 def sample_texts(samples: Iterable[AnySample], open_metrics: bool) -> dict[str, str]:
@@ -64,7 +64,6 @@ def _columns(name: str, family: Sequence[AnySample]) -> str:
 def _column(name: str, column: SampleColumn) -> str:
     """Return the lines of a column; '' if it needs escapes, or has NaN, labels that are not sorted or equal texts."""
     values = [float(value) for value in column.values]
-    largest = max(values)
     keys = tuple(sorted([*dict(column.labels), column.key]))
     form = _form(name, keys)
     if not form or any(value != value for value in values) or len(set(column.texts)) < len(values):
@@ -74,7 +73,7 @@ def _column(name: str, column: SampleColumn) -> str:
     if len(more) != 1 or len(known) != len(column.labels) + 1:
         return ""
     after = more[0]
-    write = repr if -math.inf < min(values) and largest < _SHORT else _number
+    write = repr if -math.inf < min(values) and max(values) < _SHORT else _number
     lines = [f"{before}{text}{after}{write(value)}\n" for text, value in zip(column.texts, values, strict=True)]
     text = "".join(lines)
     plain = "\\" not in text and text.count("\n") == len(lines) and text.count('"') == 2 * len(keys) * len(lines)

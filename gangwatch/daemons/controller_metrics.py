@@ -57,7 +57,7 @@ def controller_texts(failures: PartFailures, sources: Sources, open_metrics: boo
         failures.report("metrics", error)
     by_name: dict[str, list[AnySample]] = {}
     for sample in samples:
-        by_name.setdefault(name_of(sample), []).append(sample)
+        by_name.setdefault(str(name_of(sample)), []).append(sample)
     found: dict[str, str] = {}
     for one in by_name.values():
         found |= _texts(one, open_metrics)

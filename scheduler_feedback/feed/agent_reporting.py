@@ -36,8 +36,8 @@ class AgentStatus(NamedTuple):
 
 
 class AgentStatuses(Mapping[str, AgentStatus]):
-    """Status of every agent that the feed has followed, by node. Each is computed when it is asked for, because most
-    requests need the status of a few of 12,500 nodes, or only of those that do not report."""
+    """Status of every agent that the feed has followed, by node. Each is computed on access, because most requests
+    need the status of a few of 12,500 nodes, or only of the nodes that do not report."""
 
     def __init__(self, streams: Mapping[str, Stream], monotonic_ns: int, wall_ns: int) -> None:
         """streams: of the agents, by node; the feed may change them meanwhile. monotonic_ns, wall_ns: the present."""

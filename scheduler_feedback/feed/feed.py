@@ -96,7 +96,7 @@ DESCRIPTORS_BESIDE = 256
 COLLECT_AFTER = 100_000
 """Number of new Python objects after which the garbage collector runs. Frames contain no reference cycles, so it
 finds nothing in them; at Python's default (700), scanning the queued frames takes a tenth of the processing time.
-With 12,500 nodes, 50,000 objects were new every 5 s, and all threads stood still for a tenth of a second."""
+A collection stops all threads: with 12,500 nodes, 50,000 new objects took a tenth of a second, every 5 s."""
 
 Deliver = Callable[[AnyLayout, Frame, int], None]
 """Receives a frame with its layout and the monotonic time of its receipt. Called on the feed's thread: must not

@@ -1,4 +1,4 @@
-"""The summary of all nodes is what a look at each of them finds."""
+"""The summary of all nodes equals the counts over the single nodes."""
 
 from __future__ import annotations
 

@@ -220,16 +220,22 @@ def test_stalls_of_a_node_that_leave_one_rank_alarmed_between_them_are_no_fault(
     assert not verdicts(own_times(*stalls, (9, 87, 25, 1.04)))
 
 
-@pytest.mark.parametrize(("longest", "last", "is_sure"), [(5, 24, True), (14, 24, False), (14, 30, True)])
+@pytest.mark.parametrize(
+    ("longest", "ranks", "last", "is_sure"),
+    [(5, OF_NODE, 24, True), (14, OF_NODE, 24, False), (14, OF_NODE, 30, True), (14, (11,), 24, True)],
+)
 def test_the_longest_stall_of_a_node_is_remembered_after_many_short_ones(
-    longest: int, last: int, is_sure: bool
+    longest: int, ranks: tuple[int, ...], last: int, is_sure: bool
 ) -> None:
-    """In a day, a data loader has hundreds of stalls. The longest is several times as long as most."""
+    """In a day, a data loader has hundreds of stalls. The longest is several times as long as most.
+
+    A stall of the node slows all of its ranks.
+    """
     begins = np.cumsum([150, 53, 61, 56, 67, 52, 64, 57, 71]).tolist()
     assert len(begins) > KEPT_SPELLS
     own = np.exp(np.random.default_rng(5).normal(0.0, 0.01, (760, RANKS)))
     for first, count in ((80, longest), *((one, 5) for one in begins), (700, last)):
-        own[first : first + count, OF_NODE] *= 2.0
+        own[first : first + count, ranks if first == 80 else OF_NODE] *= 2.0
     assert sure(verdicts(own, upto=len(own))) == ({*OF_NODE} if is_sure else set())
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_feedback.api import documents as documents
+from scheduler_feedback.api.reading.node_summary import summary_of
 from scheduler_feedback.api.web import views
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import (
@@ -166,7 +167,13 @@ def test_an_absent_node_offers_no_slots(state: NodeState) -> None:
     world.cycle(NodeSeen("n0", 2, present=False))
     n0, n1 = documents.nodes_document(world.state)
     assert (n0["free"], n1["free"]) == (0, 2)
-    assert views.slots_by_use(world.state) == {"total": 2, "used": 0, "free": 2, "unavailable": 0}
+    nodes = summary_of(world.state.nodes.values())
+    assert views.slots_by_use(world.state, nodes) == {
+        "total": 2,
+        "used": 0,
+        "free": 2,
+        "unavailable": 0,
+    }
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------

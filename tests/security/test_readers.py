@@ -147,7 +147,7 @@ def test_a_reader_gets_a_recent_snapshot_if_the_cycle_takes_long(monkeypatch: py
     monkeypatch.setattr("scheduler_feedback.api.reading.snapshot_reader.SNAPSHOT_SECONDS", 1e9)
     clock = ManualClock()
     state = state_of(1)
-    snapshots = Snapshots(state, clock, lambda: None)  # nobody publishes while the cycle runs
+    snapshots = Snapshots(state, clock, lambda: None)  # no snapshot is published while the cycle runs
     reader = SnapshotReader(snapshots)
 
     async def version() -> int:
@@ -161,6 +161,7 @@ def test_a_reader_gets_a_recent_snapshot_if_the_cycle_takes_long(monkeypatch: py
     clock.advance(0.6)
     assert snapshots.recent() is None, "it is too old"
     snapshots.publish(state, needed=True)
+    assert snapshots.recent() is snapshots.newest
     snapshots.changed(answered=True)
     assert snapshots.recent() is None, "the next read must have what was answered"
 

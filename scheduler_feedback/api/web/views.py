@@ -102,12 +102,11 @@ def overview(
     }
 
 
-def slots_by_use(state: State, nodes: NodeSummary | None = None) -> dict[str, int]:
+def slots_by_use(state: State, nodes: NodeSummary) -> dict[str, int]:
     """Count the slots of present nodes: used, free, and unavailable because the node accepts no jobs.
 
-    nodes: summary of the state's nodes; None: it is computed.
+    nodes: summary of the state's nodes.
     """
-    nodes = summary_of(state.nodes.values()) if nodes is None else nodes
     holding = [job for job in state.jobs.values() if job.state.holds_slots]
     # An absent node has no free slots. A job's slots there count until the job's end is confirmed.
     lost = sum(rank.slot.node in nodes.absent for job in holding for rank in job.ranks) if nodes.absent else 0

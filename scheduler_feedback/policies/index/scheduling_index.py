@@ -73,10 +73,10 @@ def index_of(state: State) -> SchedulingIndex:
 
 
 def free_derived(state: State) -> None:
-    """Delete the index and the other derived values of a copy of the state that is rarely used from now on.
+    """Delete the index and the other derived values of a copy of the state that a newer copy has replaced.
 
-    They refer to the state. So thousands of objects would otherwise wait for Python's garbage collector, whose work
-    stops all threads. A derived value that is needed again is computed again.
+    The index and the state refer to each other, so they would wait for Python's garbage collector, which stops all
+    threads. ``index_of`` builds the index again if a reader still needs it.
     """
     state.__dict__.clear()
 
